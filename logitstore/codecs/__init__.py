@@ -1,0 +1,1 @@
+"""Zarr v3 codecs of the store, registered through the ``zarr.codecs`` entry point."""

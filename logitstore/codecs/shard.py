@@ -1,0 +1,80 @@
+"""Zarr's ``sharding_indexed`` layout for sparse arrays, written and read without the rectangle in between.
+
+A shard is its inner chunks, then an index of (offset, size) pairs as little-endian uint64, then the index's CRC32C. Each
+inner chunk is ``sparse_rows`` -> zstd -> CRC32C; the last one is filled up with empty rows, as zarr does.
+https://zarr-specs.readthedocs.io/en/latest/v3/codecs/sharding-indexed/index.html
+"""
+
+from __future__ import annotations
+
+import struct
+
+import numpy as np
+from google_crc32c import value as crc32c
+from numcodecs.zstd import Zstd
+
+from logitstore.codecs.sparse_rows import decode_rows, encode_rows
+from logitstore.errors import DamageError
+from logitstore.sparse import SparseRows, offsets_of
+
+_CRC = struct.Struct("<I")
+
+
+def encode_sparse_shard(rows: SparseRows, chunk_rows: int, zstd_level: int) -> bytes:
+    """One shard with all of ``rows``, ``chunk_rows`` to an inner chunk."""
+    zstd, chunks, index, position = Zstd(level=zstd_level), [], [], 0
+    for begin in range(0, max(1, rows.num_rows), chunk_rows):
+        chunk = rows.slice_rows(begin, min(begin + chunk_rows, rows.num_rows))
+        encoded = _with_crc(bytes(zstd.encode(encode_rows(_fill_up(chunk, chunk_rows)))))
+        chunks.append(encoded)
+        index += [position, len(encoded)]
+        position += len(encoded)
+    return b"".join([*chunks, _with_crc(np.array(index, "<u8").tobytes())])
+
+
+def decode_sparse_shard(shard: bytes, num_rows: int, chunk_rows: int) -> SparseRows:
+    """All rows of a shard.
+
+    Raises:
+        DamageError: a checksum does not hold, or the bytes are not such a shard.
+    """
+    num_chunks = max(1, -(-num_rows // chunk_rows))
+    index_bytes = 16 * num_chunks + _CRC.size
+    if len(shard) < index_bytes:
+        raise DamageError(f"a shard of {num_chunks} chunks has at least {index_bytes} bytes, found {len(shard)}")
+    view = memoryview(shard)
+    index = np.frombuffer(_without_crc(view[-index_bytes:], "shard index"), "<u8").reshape(num_chunks, 2)
+    zstd, parts = Zstd(), []
+    for number, (offset, size) in enumerate(index.tolist()):
+        if offset + size > len(shard) - index_bytes:
+            raise DamageError(f"chunk {number}: ends at byte {offset + size}, past the shard's data")
+        encoded = _without_crc(view[offset : offset + size], f"chunk {number}")
+        try:
+            decoded = zstd.decode(bytes(encoded))
+        except RuntimeError as error:
+            raise DamageError(f"chunk {number}: {error}") from error
+        rows = decode_rows(decoded)
+        if rows.num_rows != chunk_rows:
+            raise DamageError(f"chunk {number}: {chunk_rows} rows were expected, found {rows.num_rows}")
+        parts.append(rows.slice_rows(0, min(chunk_rows, num_rows - number * chunk_rows)))
+    return SparseRows.concatenate(parts)
+
+
+def _fill_up(rows: SparseRows, num_rows: int) -> SparseRows:
+    counts = np.zeros(num_rows, np.int64)
+    counts[: rows.num_rows] = rows.counts
+    return SparseRows(offsets_of(counts), rows.ids, rows.quanta, rows.sampled)
+
+
+def _with_crc(data: bytes) -> bytes:
+    return data + _CRC.pack(crc32c(data))
+
+
+def _without_crc(data: memoryview, what: str) -> memoryview:
+    if len(data) < _CRC.size:
+        raise DamageError(f"{what}: too short for a checksum")
+    (stored,) = _CRC.unpack(data[-_CRC.size :])
+    computed = crc32c(bytes(data[: -_CRC.size]))
+    if stored != computed:
+        raise DamageError(f"{what}: CRC32C {stored:08x} is stored, {computed:08x} computed")
+    return data[: -_CRC.size]

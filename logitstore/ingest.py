@@ -1,0 +1,162 @@
+"""Ingest: a corpus, read in a stream, becomes a plan and text parts.
+
+Memory holds one block and 16 bytes of digest a document (for exact duplicates), never the corpus.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from logitstore.corpus import CorpusFile, FieldMap, ReadReport, read_documents
+from logitstore.digests import digest_json
+from logitstore.documents import Document
+from logitstore.errors import CorpusError
+from logitstore.plan import HELD_OUT, TRAIN, BlockCutter, Plan, PlanBlock, PlanSettings, block_digest, split_hash
+from logitstore.recipes import Answer
+from logitstore.store import Store
+from logitstore.text_parts import stage_text, text_recipe
+
+
+@dataclass(frozen=True)
+class Ingested:
+    """What ingest found. ``report`` is None when the plan was known already and nothing was read."""
+
+    plan_digest: str
+    plan: Plan
+    report: ReadReport | None
+
+
+def ingest(
+    store: Store,
+    files: list[CorpusFile],
+    settings: PlanSettings,
+    fields: FieldMap | None = None,
+    on_error: str = "raise",
+    progress: Callable[[Document], None] = lambda document: None,
+) -> Ingested:
+    """Read a corpus, store its text by blocks, and write its plan. Unchanged files are not read again.
+
+    Args:
+        store: where to.
+        files: as ``list_files`` names them.
+        settings: how to cut and split.
+        fields: names of the rows' fields.
+        on_error: ``raise`` or ``skip`` for unreadable rows.
+        progress: called for every document read.
+
+    Raises:
+        CorpusError: a row cannot be read, or there is no document at all.
+    """
+    fields = fields or FieldMap()
+    recipe = plan_recipe(files, settings, fields, on_error)
+    known = store.answer(recipe)
+    if known is not None:
+        return Ingested(known.result["plan"], store.plan(known.result["plan"]), None)
+    reading = _Reading(store, settings)
+    report = ReadReport()
+    reading.take(read_documents(files, fields, on_error, report), progress)
+    if reading.num_documents == 0:
+        skipped = f" ({report.num_skipped} unreadable, {report.num_empty} empty)" if report.num_skipped else ""
+        raise CorpusError(f"{', '.join(file.url for file in files[:3])}: no documents found{skipped}; expected rows with "
+                          "`text`, `prompt` and `completion`, or `messages`")
+    if not reading.held_out_seen and settings.held_out_below and reading.num_documents > 1:
+        # Too small for its fraction: hold out the one document whose turn comes first.
+        reading = _Reading(store, replace(settings, held_out_below=reading.smallest_split_hash + 1))
+        report = ReadReport()
+        reading.take(read_documents(files, fields, on_error, report), progress)
+    plan = reading.plan()
+    digest = store.commit_result(recipe, {"plan": store.put_plan(plan)}, {}).result["plan"]
+    return Ingested(digest, store.plan(digest), report)
+
+
+def plan_recipe(files: list[CorpusFile], settings: PlanSettings, fields: FieldMap, on_error: str) -> dict[str, Any]:
+    """What a plan is made from. Paths enter as a digest only: a record never holds where a user keeps things."""
+    listing = [[file.url, str(file.size), file.version] for file in files]
+    return {
+        "kind": "plan",
+        "version": "1",
+        "files": digest_json(listing),
+        "fields": {name: str(value) for name, value in vars(fields).items()},
+        "on_error": on_error,
+        "settings": settings.to_json(),
+    }
+
+
+def text_answers(store: Store, plan: Plan) -> list[Answer | None]:
+    """The stored text of each block of a plan."""
+    return [store.answer(text_recipe(block.digest)) for block in plan.blocks]
+
+
+@dataclass
+class _Reading:
+    """One pass over the corpus."""
+
+    store: Store
+    settings: PlanSettings
+    blocks: list[tuple[str, str, list[int], int]] = field(default_factory=list)
+    multiplicities: array = field(default_factory=lambda: array("I"))
+    source_numbers: array = field(default_factory=lambda: array("I"))
+    sources: dict[str, int] = field(default_factory=dict)
+    held_out_seen: bool = False
+    smallest_split_hash: int = (1 << 64) - 1
+
+    def __post_init__(self) -> None:
+        self._seen: dict[bytes, int] = {}
+        self._cutters = {split: BlockCutter(self.settings) for split in (TRAIN, HELD_OUT)}
+        self._members: dict[str, list[int]] = {TRAIN: [], HELD_OUT: []}
+
+    @property
+    def num_documents(self) -> int:
+        return len(self.multiplicities)
+
+    def take(self, documents: Iterable[Document], progress: Callable[[Document], None]) -> None:
+        for document in documents:
+            progress(document)
+            self._add(document)
+        for split, cutter in self._cutters.items():
+            for finished in cutter.flush():
+                self._finish(split, finished)
+
+    def plan(self) -> Plan:
+        blocks = tuple(
+            PlanBlock(
+                digest,
+                split,
+                len(members),
+                num_bytes,
+                tuple(self.multiplicities[number] for number in members),
+                tuple(self.source_numbers[number] for number in members),
+            )
+            for digest, split, members, num_bytes in self.blocks
+        )
+        train = [block.digest for block in blocks if block.split == TRAIN]
+        calibration = self.settings.calibration_block or min(train or [block.digest for block in blocks])
+        return Plan(replace(self.settings, calibration_block=calibration), blocks, tuple(self.sources))
+
+    def _add(self, document: Document) -> None:
+        key = document.digest()[:16]
+        if key in self._seen:
+            self.multiplicities[self._seen[key]] += 1
+            return
+        number = self._seen[key] = self.num_documents
+        self.multiplicities.append(1)
+        self.source_numbers.append(self.sources.setdefault(document.source, len(self.sources)))
+        split = HELD_OUT if self.settings.holds_out(document) else TRAIN
+        self.held_out_seen |= split == HELD_OUT
+        self.smallest_split_hash = min(self.smallest_split_hash, split_hash(document))
+        self._members[split].append(number)
+        for finished in self._cutters[split].add(document):
+            self._finish(split, finished)
+
+    def _finish(self, split: str, documents: list[Document]) -> None:
+        digest = block_digest(documents)
+        num_bytes = sum(document.num_bytes for document in documents)
+        self.blocks.append((digest, split, self._members[split], num_bytes))
+        self._members[split] = []
+        recipe = text_recipe(digest)
+        if self.store.answer(recipe) is None:
+            stats = {"num_rows": num_bytes, "num_documents": len(documents)}
+            self.store.commit_part(recipe, stage_text(documents), stats, {})

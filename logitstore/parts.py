@@ -1,0 +1,259 @@
+"""Parts: immutable Zarr v3 groups, each the answer to one recipe.
+
+A part is staged in memory, sealed, and uploaded under ``parts/<digest>/``, where the digest is that of its seal:
+
+    seal.json            {format, kind, content, objects: {name: {bytes, digest}}}
+    zarr.json            the group, with its kind and attributes
+    <array>/zarr.json
+    <array>/c/...        one shard an array; inner chunks of one column, zstd, CRC32C
+
+The seal lists the digest of every object, so the name proves all bytes below it, two writers of one name write the same
+bytes, and a part never mixes two encodings. ``content`` is the digest of the decoded values: the identity that
+recipes and manifests use, which no codec or library version changes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import zarr
+from zarr.codecs import Crc32cCodec, ZstdCodec
+from zarr.core.buffer import cpu
+from zarr.storage import MemoryStore
+
+from logitstore.codecs.shard import decode_sparse_shard, encode_sparse_shard
+from logitstore.codecs.sparse_rows import SparseRowsCodec
+from logitstore.digests import digest_arrays, digest_bytes
+from logitstore.errors import DamageError, StoreError
+from logitstore.sparse import FILL, SparseRows
+from logitstore.storage import Storage
+
+FORMAT = 1
+KINDS = ("text", "tokens", "signal", "alignment")
+SPARSE_CHUNK_ROWS = 4096
+_CHUNK_VALUES = 1 << 16
+_ZSTD_LEVEL = 5
+
+
+@dataclass(frozen=True)
+class ArrayToStore:
+    """One array of a part to be, with the attributes that say what it is (``columns``, ``unit``, ``error_nats``, ...)."""
+
+    values: np.ndarray | SparseRows
+    attributes: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class StagedPart:
+    """A part in memory, ready for upload.
+
+    Attributes:
+        digest: its name.
+        content: digest of its decoded values.
+        objects: all objects but the seal, by their name within the part.
+        seal: bytes of ``seal.json``.
+    """
+
+    digest: str
+    content: str
+    objects: dict[str, bytes]
+    seal: bytes
+
+    @property
+    def num_bytes(self) -> int:
+        return len(self.seal) + sum(map(len, self.objects.values()))
+
+    def array_bytes(self) -> dict[str, int]:
+        """Stored bytes by array; what the group itself takes is under ``metadata``."""
+        sizes = {"metadata": len(self.seal)}
+        for name, data in self.objects.items():
+            array = name.split("/")[0] if "/" in name else "metadata"
+            sizes[array] = sizes.get(array, 0) + len(data)
+        return sizes
+
+
+def stage(kind: str, arrays: Mapping[str, ArrayToStore], attributes: Mapping[str, Any]) -> StagedPart:
+    """Encode a part in memory.
+
+    Args:
+        kind: one of ``KINDS``.
+        arrays: by name; values of dtype bool, uint8, int32, int64, float32, or sparse rows.
+        attributes: of the group, for people; nothing reads them to decide.
+    """
+    store = MemoryStore()
+    group = zarr.open_group(store, mode="w", attributes={"logitstore": {"format": FORMAT, "kind": kind, **attributes}})
+    for name, array in arrays.items():
+        if isinstance(array.values, SparseRows):
+            _write_sparse(store, group, name, array.values, array.attributes)
+        else:
+            _write_dense(group, name, array.values, array.attributes)
+    objects = {name: buffer.to_bytes() for name, buffer in sorted(store._store_dict.items())}
+    content = content_digest({name: array.values for name, array in arrays.items()})
+    body = {
+        "format": FORMAT,
+        "kind": kind,
+        "content": content,
+        "objects": {name: {"bytes": len(data), "digest": digest_bytes(data)} for name, data in objects.items()},
+    }
+    seal = (json.dumps(body, indent=1, sort_keys=True) + "\n").encode()
+    return StagedPart(digest_bytes(seal), content, objects, seal)
+
+
+def upload(storage: Storage, part: StagedPart) -> None:
+    """Put a staged part: the seal first, so that objects are never without it. Nothing refers to the part yet."""
+    storage.write(f"parts/{part.digest}/seal.json", part.seal)
+    for name, data in part.objects.items():
+        storage.write(f"parts/{part.digest}/{name}", data)
+
+
+def content_digest(arrays: Mapping[str, np.ndarray | SparseRows]) -> str:
+    """Digest of decoded values; sparse rows count as their ragged form, so that a rectangle's width is no content."""
+    flat: dict[str, np.ndarray] = {}
+    for name, values in arrays.items():
+        if isinstance(values, SparseRows):
+            flat[f"{name}.counts"] = values.counts
+            flat[f"{name}.entries"] = values.entries()
+        else:
+            flat[name] = values
+    return digest_arrays(flat)
+
+
+class Part:
+    """A stored part. Every byte that it hands out was checked against the seal, and the seal against the part's name."""
+
+    def __init__(self, storage: Storage, digest: str) -> None:
+        self._storage, self.digest = storage, digest
+
+    @property
+    def path(self) -> str:
+        return f"parts/{self.digest}"
+
+    @cached_property
+    def seal(self) -> dict[str, Any]:
+        data = self._read("seal.json")
+        if digest_bytes(data) != self.digest:
+            raise DamageError(f"{self._where('seal.json')}: its digest is not the part's name; run `logitstore verify`")
+        return json.loads(data)
+
+    @property
+    def kind(self) -> str:
+        return self.seal["kind"]
+
+    @property
+    def content(self) -> str:
+        return self.seal["content"]
+
+    def array_names(self) -> list[str]:
+        return sorted({name.split("/")[0] for name in self.seal["objects"] if "/" in name})
+
+    def array(self, name: str) -> np.ndarray:
+        """All values of a dense array.
+
+        Raises:
+            DamageError: an object is missing, or is not the one that was sealed.
+            StoreError: the part has no array of that name.
+        """
+        store = MemoryStore({key: cpu.Buffer.from_bytes(data) for key, data in self._objects_of(name).items()})
+        try:
+            values = zarr.open_array(store, path=name, mode="r")[...]
+        except (ValueError, RuntimeError, KeyError, OSError) as error:
+            raise DamageError(f"{self._where(name)}: cannot decode ({error}); run `logitstore verify`") from error
+        return np.asarray(values)
+
+    def sparse(self, name: str = "sparse") -> SparseRows:
+        """A sparse array, ragged: straight from the shard, since its rectangle can be a hundred times larger."""
+        objects = self._objects_of(name)
+        metadata = json.loads(objects[f"{name}/zarr.json"])
+        try:
+            return decode_sparse_shard(objects[f"{name}/c/0/0"], metadata["shape"][0], SPARSE_CHUNK_ROWS)
+        except (DamageError, KeyError) as error:
+            raise DamageError(f"{self._where(name)}: {error}; run `logitstore verify`") from error
+
+    def is_sparse(self, name: str) -> bool:
+        metadata = json.loads(self._object(f"{name}/zarr.json"))
+        return SparseRowsCodec().to_dict()["name"] in json.dumps(metadata["codecs"])
+
+    def attributes(self, name: str) -> dict[str, Any]:
+        """Attributes of an array."""
+        return json.loads(self._object(f"{name}/zarr.json"))["attributes"]
+
+    def damage(self) -> list[str]:
+        """Every fault of this part, one line each, naming the object; empty when all digests hold."""
+        try:
+            objects = sorted(self.seal["objects"])
+        except (DamageError, FileNotFoundError) as error:
+            return [str(error)]
+        faults = []
+        for name in objects:
+            try:
+                self._object(name)
+            except DamageError as error:
+                faults.append(str(error))
+        if not faults:
+            found = content_digest({n: self.sparse(n) if self.is_sparse(n) else self.array(n) for n in self.array_names()})
+            if found != self.content:
+                faults.append(f"{self._where('')}: content {self.content[:16]} was sealed, {found[:16]} decoded")
+        return faults
+
+    def _objects_of(self, array: str) -> dict[str, bytes]:
+        names = [name for name in self.seal["objects"] if name.startswith(f"{array}/")]
+        if not names:
+            raise StoreError(f"{self._where('')}: has no array {array!r}; it has {', '.join(self.array_names())}")
+        return {name: self._object(name) for name in names}
+
+    def _object(self, name: str) -> bytes:
+        expected, data = self.seal["objects"][name]["digest"], self._read(name)
+        if digest_bytes(data) != expected:
+            raise DamageError(f"{self._where(name)}: damaged: its digest is not the sealed one; run `logitstore verify`")
+        return data
+
+    def _read(self, name: str) -> bytes:
+        try:
+            return self._storage.read(f"{self.path}/{name}")
+        except FileNotFoundError as error:
+            raise DamageError(f"{self._where(name)}: missing; run `logitstore verify`") from error
+
+    def _where(self, name: str) -> str:
+        return self._storage.child_url(f"{self.path}/{name}".rstrip("/"))
+
+
+def _write_dense(group: zarr.Group, name: str, values: np.ndarray, attributes: Mapping[str, Any]) -> None:
+    # Inner chunks of one column: a column compresses by itself and can be read by itself.
+    rows = len(values)
+    chunk_rows = max(1, min(rows, _CHUNK_VALUES))
+    shard_rows = max(1, -(-rows // chunk_rows)) * chunk_rows
+    group.create_array(
+        name,
+        data=values,
+        chunks=(chunk_rows, *(1 for _ in values.shape[1:])),
+        shards=(shard_rows, *values.shape[1:]),
+        compressors=[ZstdCodec(level=_ZSTD_LEVEL), Crc32cCodec()],
+        fill_value=np.nan if values.dtype.kind == "f" else 0,
+        attributes=dict(attributes),
+        # Without this a shard of nothing but fill is not written, and a lost one would read as fill.
+        config={"write_empty_chunks": True},
+    )
+
+
+def _write_sparse(store: MemoryStore, group: zarr.Group, name: str, rows: SparseRows, attributes: Mapping[str, Any]) -> None:
+    """Zarr writes the metadata; the shard is made here, because its rectangle need never exist."""
+    width = max(1, int(rows.counts.max(initial=0)))
+    num_chunks = max(1, -(-rows.num_rows // SPARSE_CHUNK_ROWS))
+    group.create_array(
+        name,
+        shape=(rows.num_rows, width),
+        dtype="uint64",
+        chunks=(SPARSE_CHUNK_ROWS, width),
+        shards=(num_chunks * SPARSE_CHUNK_ROWS, width),
+        serializer=SparseRowsCodec(),
+        compressors=[ZstdCodec(level=_ZSTD_LEVEL), Crc32cCodec()],
+        fill_value=int(FILL),
+        attributes=dict(attributes),
+    )
+    shard = encode_sparse_shard(rows, SPARSE_CHUNK_ROWS, _ZSTD_LEVEL)
+    store._store_dict[f"{name}/c/0/0"] = cpu.Buffer.from_bytes(shard)

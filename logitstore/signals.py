@@ -1,0 +1,108 @@
+"""Signal parts: what a teacher said about each token of a tokens part.
+
+Signal ``scalars``:
+
+    scalars    float32 [T, S]   columns by name, see ``SCALAR_COLUMNS`` and ``log_z_ratio@T``; NaN where not scored
+    scored     bool [T]
+
+Signal ``sparse``:
+
+    sparse     uint64 [T, K]    entries as ``logitstore.sparse`` packs them; a row without entries was not scored
+    rest       float32 [T, S]   per temperature: log of the sum of p^(1/T) over all tokens outside the row
+
+Row t speaks of token t given its document's tokens before t. Log-probs are over the whole vocabulary, in nats.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from logitstore.parts import ArrayToStore, Part, StagedPart, stage
+from logitstore.sparse import STEP_NATS, SparseRows
+
+SIGNALS = ("scalars", "sparse")
+SCALAR_COLUMNS = ("logprob", "rank", "argmax_id", "argmax_logprob", "entropy")
+"""Log-prob and rank (0 = most likely; ties by id) of the realised token, most likely token and its log-prob, entropy."""
+
+
+@dataclass(frozen=True)
+class SparseSignal:
+    """Attributes:
+    rows: T rows.
+    rest: float32 [T, S], one column a temperature.
+    temperatures: S temperatures, in the order of the columns.
+    theta: of a ``threshold`` selection, else None.
+    """
+
+    rows: SparseRows
+    rest: np.ndarray
+    temperatures: tuple[float, ...]
+    theta: float | None
+
+
+def signal_recipe(template: Mapping[str, Any], tokens_content: str) -> dict[str, Any]:
+    return {**template, "tokens_content": tokens_content}
+
+
+def scalar_columns(temperatures: tuple[float, ...]) -> list[str]:
+    return [*SCALAR_COLUMNS, *(f"log_z_ratio@{temperature:g}" for temperature in temperatures if temperature != 1.0)]
+
+
+def stage_scalars(values: np.ndarray, scored: np.ndarray, temperatures: tuple[float, ...]) -> StagedPart:
+    """Args: ``values`` float32 [T, S] in the order of ``scalar_columns``; ``scored`` bool [T]."""
+    attributes = {
+        "columns": scalar_columns(temperatures),
+        "unit": "nat",
+        "error_nats": STEP_NATS / 2,
+    }
+    arrays = {
+        "scalars": ArrayToStore(np.where(scored[:, None], quantise_nats(values), np.nan).astype(np.float32), attributes),
+        "scored": ArrayToStore(scored),
+    }
+    return stage("signal", arrays, {"signal": "scalars"})
+
+
+def stage_sparse(signal: SparseSignal) -> StagedPart:
+    entry = "bits 0-31 token id, 32-47 -log p / step_nats, 48 sampled; all ones: fill; column 0: the realised token"
+    attributes: dict[str, Any] = {
+        "entry": entry,
+        "unit": "nat",
+        "step_nats": STEP_NATS,
+        "error_nats": STEP_NATS / 2,
+        "theta": signal.theta,
+    }
+    rest_attributes = {
+        "columns": [f"log_rest@{temperature:g}" for temperature in signal.temperatures],
+        "temperatures": list(signal.temperatures),
+        "unit": "nat",
+        "error_nats": STEP_NATS / 2,
+    }
+    arrays = {
+        "sparse": ArrayToStore(signal.rows, attributes),
+        "rest": ArrayToStore(quantise_nats(signal.rest), rest_attributes),
+    }
+    return stage("signal", arrays, {"signal": "sparse"})
+
+
+def read_sparse(part: Part) -> SparseSignal:
+    return SparseSignal(
+        part.sparse(),
+        part.array("rest"),
+        tuple(part.attributes("rest")["temperatures"]),
+        part.attributes("sparse")["theta"],
+    )
+
+
+def read_scalars(part: Part) -> tuple[dict[str, np.ndarray], np.ndarray]:
+    """The scalar columns by name, each float32 [T], and ``scored`` bool [T]."""
+    values, columns = part.array("scalars"), part.attributes("scalars")["columns"]
+    return {name: values[:, number] for number, name in enumerate(columns)}, part.array("scored")
+
+
+def quantise_nats(values: np.ndarray) -> np.ndarray:
+    """Rounded to multiples of ``STEP_NATS``; whole numbers (ids, ranks) stay themselves."""
+    return (np.rint(values / STEP_NATS) * STEP_NATS).astype(np.float32)

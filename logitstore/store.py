@@ -1,0 +1,201 @@
+"""A store: plans, parts, recipes, assets, manifests and named datasets under one URL."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from logitstore import parts, recipes
+from logitstore.digests import DIGEST_NAME, digest_bytes
+from logitstore.errors import DamageError, StoreError
+from logitstore.manifest import Column, Manifest
+from logitstore.parts import Part, StagedPart
+from logitstore.plan import Plan
+from logitstore.recipes import Answer, Recipe
+from logitstore.records import open_record, seal_record
+from logitstore.storage import Storage, open_storage, public_url
+
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class DatasetVersion:
+    """A named, numbered version of a dataset."""
+
+    name: str
+    number: int
+    manifest: Manifest
+
+
+class Store:
+    """Reads and writes one store. All methods may be called from several threads and processes at once."""
+
+    def __init__(self, storage: Storage) -> None:
+        self.storage = storage
+
+    @classmethod
+    def open(cls, url: str) -> Store:
+        """An existing store.
+
+        Raises:
+            StoreError: there is none at ``url``, or it is of a newer format.
+        """
+        storage = open_storage(url)
+        try:
+            data = storage.read("store.json")
+        except FileNotFoundError:
+            raise StoreError(f"{public_url(url)}: no store here (no store.json); `logitstore produce` makes one") from None
+        header = open_record(data, storage.child_url("store.json"))
+        if header["format"] > FORMAT:
+            raise StoreError(
+                f"{public_url(url)}: a store of format {header['format']}; this version of logitstore reads formats "
+                f"up to {FORMAT}: upgrade logitstore"
+            )
+        return cls(storage)
+
+    @classmethod
+    def open_or_create(cls, url: str) -> Store:
+        """The store at ``url``, made if there is nothing.
+
+        Raises:
+            StoreError: something else is there already.
+        """
+        storage = open_storage(url)
+        if not storage.exists("store.json"):
+            stranger = next((name for name in storage.list("") if not name.startswith("tmp/")), None)
+            if stranger is not None and stranger != "store.json":
+                raise StoreError(f"{public_url(url)}: not empty and not a store (found {stranger}); name another place")
+            storage.create("store.json", seal_record({"format": FORMAT, "digest_name": DIGEST_NAME}))
+        return cls.open(url)
+
+    # Recipes and parts
+
+    def answer(self, recipe: Recipe) -> Answer | None:
+        """The stored answer to ``recipe``, or None."""
+        return recipes.find_answer(self.storage, recipe)
+
+    def commit_part(
+        self, recipe: Recipe, part: StagedPart, stats: Mapping[str, int], provenance: Mapping[str, Any]
+    ) -> Answer:
+        """Upload a part, then create the answer that refers to it; returns the answer that won."""
+        parts.upload(self.storage, part)
+        sizes = {f"bytes.{name}": size for name, size in part.array_bytes().items()}
+        answer = Answer({"part": part.digest, "content": part.content}, {**stats, **sizes})
+        return recipes.commit_answer(self.storage, recipe, answer, provenance)
+
+    def commit_result(self, recipe: Recipe, result: dict[str, str], provenance: Mapping[str, Any]) -> Answer:
+        """Create an answer that is not a part (a plan, a threshold); returns the answer that won."""
+        return recipes.commit_answer(self.storage, recipe, Answer(result, {}), provenance)
+
+    def part(self, digest: str) -> Part:
+        return Part(self.storage, digest)
+
+    # Objects named by the digest of their bytes
+
+    def put_asset(self, data: bytes) -> str:
+        """Store a tokenizer, a template, ...; returns its digest."""
+        return self._put("assets", data)
+
+    def asset(self, digest: str) -> bytes:
+        return self._get("assets", digest)
+
+    def put_plan(self, plan: Plan) -> str:
+        return self._put("plans", plan.to_parquet())
+
+    def plan(self, digest: str) -> Plan:
+        return Plan.from_parquet(self._get("plans", digest))
+
+    def _put(self, folder: str, data: bytes) -> str:
+        digest = digest_bytes(data)
+        self.storage.write(f"{folder}/{digest}", data)
+        return digest
+
+    def _get(self, folder: str, digest: str) -> bytes:
+        where = self.storage.child_url(f"{folder}/{digest}")
+        try:
+            data = self.storage.read(f"{folder}/{digest}")
+        except FileNotFoundError:
+            raise DamageError(f"{where}: missing; run `logitstore verify`") from None
+        if digest_bytes(data) != digest:
+            raise DamageError(f"{where}: damaged: its digest is not its name; run `logitstore verify`")
+        return data
+
+    # Datasets
+
+    def datasets(self) -> dict[str, int]:
+        """Names of the datasets, each with the number of its newest version."""
+        newest: dict[str, int] = {}
+        for path in self.storage.list("datasets"):
+            name, number = path.removeprefix("datasets/").removesuffix(".json").rsplit("/", 1)
+            newest[name] = max(newest.get(name, 0), int(number))
+        return dict(sorted(newest.items()))
+
+    def dataset(self, name: str, number: int | None = None) -> DatasetVersion:
+        """A version of a dataset, the newest by default.
+
+        Raises:
+            StoreError: there is no such dataset; names those there are.
+        """
+        number = number or self._newest(name)
+        if not number:
+            known = ", ".join(self.datasets()) or "none yet"
+            raise StoreError(f"{self.storage.url}: no dataset {name!r}; there are: {known}")
+        path = f"datasets/{name}/{number}.json"
+        try:
+            record = open_record(self.storage.read(path), self.storage.child_url(path))
+        except FileNotFoundError:
+            raise StoreError(f"{self.storage.url}: dataset {name!r} has no version {number}") from None
+        manifest = Manifest.from_parquet(self._get("manifests", record["manifest"]), self.plan)
+        return DatasetVersion(name, number, manifest)
+
+    def publish(self, name: str, change: Callable[[Manifest | None], Manifest]) -> DatasetVersion:
+        """Make the next version of a dataset.
+
+        Args:
+            name: of the dataset; letters, digits, ``.``, ``_`` and ``-``.
+            change: newest manifest (None if there is none) to the next. Called again on the winner when another
+                process published first; if it changes nothing, there is no new version.
+        """
+        check_dataset_name(name)
+        while True:
+            newest = self._newest(name)
+            current = self.dataset(name, newest).manifest if newest else None
+            manifest = change(current)
+            if current is not None and _same(current, manifest):
+                return DatasetVersion(name, newest, current)
+            digest = self._put("manifests", manifest.to_parquet())
+            record = {
+                "manifest": digest,
+                "identity": manifest.identity,
+                "writer": recipes.WRITER,
+                "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            }
+            if self.storage.create(f"datasets/{name}/{newest + 1}.json", seal_record(record)):
+                return DatasetVersion(name, newest + 1, manifest)
+
+    def column_part(self, column: Column, block: int) -> Part:
+        """A column's part for a block.
+
+        Raises:
+            StoreError: the column has no answer for it.
+        """
+        cell = column.cells[block]
+        if cell is None:
+            raise StoreError(f"{column.kind} {column.label!r}: block {block} has no answer yet; run `logitstore produce`")
+        return self.part(cell.part)
+
+    def _newest(self, name: str) -> int:
+        numbers = [int(path.rsplit("/", 1)[-1].removesuffix(".json")) for path in self.storage.list(f"datasets/{name}")]
+        return max(numbers, default=0)
+
+
+def check_dataset_name(name: str) -> None:
+    if not name or not all(char.isalnum() or char in "._-" for char in name) or name.startswith("."):
+        raise StoreError(f"dataset name {name!r}: only letters, digits, '.', '_' and '-', and not '.' first")
+
+
+def _same(a: Manifest, b: Manifest) -> bool:
+    labels = [sorted((column.id, column.label) for column in manifest.columns) for manifest in (a, b)]
+    return a.identity == b.identity and labels[0] == labels[1]

@@ -1,0 +1,81 @@
+"""Token parts: the whole documents of a block, as one tokenizer cuts them.
+
+    tokens     int32 [T, 2]   id, byte_length: canonical bytes that the token newly covers (0 for BOS, EOS, template)
+    documents  int64 [D, 2]   token_end, exact: whether the byte lengths were proven on the text
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from logitstore.parts import ArrayToStore, Part, StagedPart, stage
+from logitstore.tokenizer import TokenizedDocument, Tokenizer
+
+
+@dataclass(frozen=True)
+class TokenBlock:
+    """The tokens of a block's documents, concatenated.
+
+    Attributes:
+        ids: int32 [T].
+        byte_lengths: int32 [T].
+        ends: int64 [D], where each document's tokens end.
+        exact: bool [D].
+    """
+
+    ids: np.ndarray
+    byte_lengths: np.ndarray
+    ends: np.ndarray
+    exact: np.ndarray
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.ids)
+
+    @property
+    def begins(self) -> np.ndarray:
+        """int64 [D], where each document's tokens begin."""
+        return np.concatenate([np.zeros(1, np.int64), self.ends[:-1]])
+
+    def positions(self) -> np.ndarray:
+        """int64 [T], the position of each token within its document."""
+        return np.arange(self.num_tokens) - np.repeat(self.begins, self.ends - self.begins)
+
+
+def tokens_template(tokenizer: Tokenizer) -> dict[str, Any]:
+    return {
+        "kind": "tokens",
+        "version": "1",
+        "tokenizer": tokenizer.fingerprint,
+        "rendering": tokenizer.rendering(),
+    }
+
+
+def tokens_recipe(template: Mapping[str, Any], text_content: str) -> dict[str, Any]:
+    return {**template, "text": text_content}
+
+
+def stage_tokens(documents: Sequence[TokenizedDocument]) -> StagedPart:
+    ids = np.concatenate([document.ids for document in documents])
+    lengths = np.concatenate([document.byte_lengths for document in documents])
+    ends = np.cumsum([len(document.ids) for document in documents])
+    exact = [document.exact for document in documents]
+    arrays = {
+        "tokens": ArrayToStore(np.stack([ids, lengths], axis=1).astype(np.int32), {"columns": ["id", "byte_length"]}),
+        "documents": ArrayToStore(np.stack([ends, exact], axis=1).astype(np.int64), {"columns": ["token_end", "exact"]}),
+    }
+    return stage("tokens", arrays, {"num_tokens": len(ids)})
+
+
+def read_tokens(part: Part) -> TokenBlock:
+    tokens, documents = part.array("tokens"), part.array("documents")
+    return TokenBlock(
+        np.ascontiguousarray(tokens[:, 0]),
+        np.ascontiguousarray(tokens[:, 1]),
+        np.ascontiguousarray(documents[:, 0]),
+        documents[:, 1].astype(bool),
+    )
