@@ -1,0 +1,291 @@
+"""The primitive against a dense float64 reference.
+
+Shapes: T positions, D hidden size, V vocabulary, K listed ids, C classes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import Tensor  # noqa: E402
+
+from logitstore.consumer import primitive  # noqa: E402
+from logitstore.consumer.primitive import HeadOutputs, head_outputs  # noqa: E402
+
+T, V, D, C = 252, 507, 123, 71
+
+
+def dense_outputs(
+    hidden_TD: Tensor,
+    head_VD: Tensor,
+    ids_TK: Tensor,
+    *,
+    groups: Tensor | None = None,
+    realised_T: Tensor | None = None,
+    bias: Tensor | None = None,
+    softcap: float | None = None,
+    scale: float = 1.0,
+    temperature: float = 1.0,
+    **_: Any,
+) -> HeadOutputs:
+    """The definition, in float64 and with [T, V] arrays."""
+    logits_TV = hidden_TD.double() @ head_VD.double().T
+    if bias is not None:
+        logits_TV = logits_TV + bias.double()
+    logits_TV = logits_TV * scale
+    if softcap is not None:
+        logits_TV = softcap * torch.tanh(logits_TV / softcap)
+    logits_TV = logits_TV / temperature
+    cells_TC = logits_TV
+    if groups is not None:
+        cells_TC = torch.stack([logits_TV[:, groups == c].logsumexp(-1) for c in range(int(groups.max()) + 1)], -1)
+    # One more cell, of no mass, takes the fill.
+    cells_TC = torch.nn.functional.pad(cells_TC, (0, 1), value=-math.inf)
+    slots_TK = ids_TK.masked_fill(ids_TK < 0, cells_TC.shape[1] - 1)
+    gathered_TK = cells_TC.gather(1, slots_TK)
+    complement_T = cells_TC.scatter(1, slots_TK, -math.inf).logsumexp(-1)
+    realised = None if realised_T is None else logits_TV.gather(1, realised_T[:, None])[:, 0]
+    return HeadOutputs(logits_TV.logsumexp(-1), gathered_TK, complement_T, realised)
+
+
+def problem(num_ids: int, *, num_cells: int = V, fill: bool = False, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    hidden_TD = torch.randn(T, D, generator=generator)
+    head_VD = torch.randn(V, D, generator=generator) * 0.3
+    ids_TK = torch.rand(T, num_cells, generator=generator).topk(num_ids, -1).indices
+    if fill:
+        ids_TK = ids_TK.masked_fill(torch.rand(ids_TK.shape, generator=generator) < 0.4, -1)
+        ids_TK[3] = -1
+    return hidden_TD, head_VD, ids_TK
+
+
+def weigh(outputs: HeadOutputs) -> Tensor:
+    """A scalar that touches every finite output with another weight."""
+    total = torch.zeros((), dtype=torch.float64)
+    for index, value in enumerate(outputs):
+        if value is not None:
+            value = value.double().flatten()
+            weights = torch.linspace(0.2 + index, -1.0, len(value), dtype=torch.float64)
+            total = total + (value.masked_fill(value == -math.inf, 0.0) * weights).sum()
+    return total
+
+
+def compare(
+    hidden_TD: Tensor, head_VD: Tensor, ids_TK: Tensor, tolerance: float = 3e-5, **options: Any
+) -> tuple[HeadOutputs, list[Tensor]]:
+    """Run both; assert equal values and gradients; return what the primitive gave."""
+    results: list[tuple[HeadOutputs, list[Tensor]]] = []
+    functions: tuple[Callable[..., HeadOutputs], ...] = (head_outputs, dense_outputs)
+    for function in functions:
+        leaves = [hidden_TD.clone().requires_grad_(), head_VD.clone().requires_grad_()]
+        given = dict(options)
+        if "bias" in options:
+            given["bias"] = options["bias"].clone().requires_grad_()
+            leaves.append(given["bias"])
+        outputs = function(leaves[0], leaves[1], ids_TK, **given)
+        weigh(outputs).backward()
+        results.append((outputs, [leaf.grad for leaf in leaves if leaf.grad is not None]))
+    for ours, dense in zip(results[0][0], results[1][0], strict=True):
+        if ours is None:
+            assert dense is None
+            continue
+        torch.testing.assert_close(ours.double(), dense, rtol=tolerance, atol=tolerance)
+    for grad, dense_grad in zip(results[0][1], results[1][1], strict=True):
+        torch.testing.assert_close(grad, dense_grad, rtol=tolerance, atol=tolerance * float(dense_grad.abs().max()))
+    return results[0]
+
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "softcap": {"softcap": 5.0},
+    "scale": {"scale": 0.25},
+    "temperature": {"temperature": 2.5},
+    "everything": {"softcap": 4.0, "scale": 0.5, "temperature": 2.0, "bias": torch.linspace(-2, 2, V)},
+    "bias": {"bias": torch.linspace(-2, 2, V)},
+}
+
+
+@pytest.mark.parametrize("keep_bytes", [0, 2**30], ids=["recomputed", "kept"])
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+@pytest.mark.parametrize("num_ids", [1, 5, 64])
+def test_outputs_match_dense(
+    monkeypatch: pytest.MonkeyPatch, num_ids: int, options: dict[str, Any], keep_bytes: int
+) -> None:
+    monkeypatch.setattr(primitive, "KEEP_BYTES", keep_bytes)
+    compare(*problem(num_ids, fill=num_ids == 5), chunk_rows=100, realised_T=torch.arange(T), **options)
+
+
+@pytest.mark.parametrize("keep_bytes", [0, 2**30], ids=["recomputed", "kept"])
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+@pytest.mark.parametrize("num_ids", [1, 5, 64])
+def test_outputs_on_classes_match_dense(
+    monkeypatch: pytest.MonkeyPatch, num_ids: int, options: dict[str, Any], keep_bytes: int
+) -> None:
+    monkeypatch.setattr(primitive, "KEEP_BYTES", keep_bytes)
+    groups = (torch.arange(V) * 7919) % C
+    inputs = problem(num_ids, num_cells=C, fill=num_ids == 5)
+    compare(*inputs, groups=groups, chunk_rows=100, realised_T=torch.arange(T), **options)
+
+
+@pytest.mark.parametrize("groups", [None, torch.arange(8) % 4], ids=["tokens", "classes"])
+@pytest.mark.parametrize("softcap", [None, 3.0])
+def test_gradcheck_in_float64(groups: Tensor | None, softcap: float | None) -> None:
+    torch.manual_seed(0)
+    hidden_TD = torch.randn(5, 3, dtype=torch.float64, requires_grad=True)
+    head_VD = torch.randn(8, 3, dtype=torch.float64, requires_grad=True)
+    bias = torch.randn(8, dtype=torch.float64, requires_grad=True)
+    ids_TK = torch.tensor([[0, 1], [2, 3], [3, 0], [1, 2], [0, 3]])
+    realised_T = torch.tensor([7, 0, 1, 3, 2])
+
+    def run(hidden_TD: Tensor, head_VD: Tensor, bias: Tensor) -> tuple[Tensor, ...]:
+        options = {"groups": groups, "realised_T": realised_T, "softcap": softcap, "temperature": 1.5}
+        return tuple(head_outputs(hidden_TD, head_VD, ids_TK, bias=bias, chunk_rows=2, **options))  # type: ignore[arg-type]
+
+    assert torch.autograd.gradcheck(run, (hidden_TD, head_VD, bias))
+
+
+@pytest.mark.parametrize("groups", [None, torch.arange(V) % C], ids=["tokens", "classes"])
+def test_fill_has_no_value_no_gradient_and_no_effect(groups: Tensor | None) -> None:
+    hidden_TD, head_VD, ids_TK = problem(5, num_cells=C)
+    padded_TK = torch.cat([torch.full((T, 2), -1), ids_TK, torch.full((T, 1), -1)], -1)
+    grads = []
+    for ids in (ids_TK, padded_TK):
+        hidden = hidden_TD.clone().requires_grad_()
+        outputs = head_outputs(hidden, head_VD, ids, groups=groups)
+        # Gradients that arrive at fill, even infinite ones, go nowhere.
+        cotangent = torch.where(ids < 0, math.inf, 1.0)
+        torch.autograd.backward([outputs.gathered_TK, outputs.complement_T], [cotangent, torch.ones(T)])
+        grads.append(hidden.grad)
+        assert bool((outputs.gathered_TK[ids < 0] == -math.inf).all())
+    torch.testing.assert_close(grads[0], grads[1], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("groups", [None, torch.arange(V) % C], ids=["tokens", "classes"])
+def test_an_id_listed_twice_counts_once_in_the_complement(groups: Tensor | None) -> None:
+    hidden_TD, head_VD, ids_TK = problem(5, num_cells=C, fill=True)
+    compare(hidden_TD, head_VD, torch.cat([ids_TK, ids_TK[:, :3]], -1), groups=groups)
+
+
+@pytest.mark.parametrize("groups", [None, torch.arange(V) % C], ids=["tokens", "classes"])
+def test_everything_listed_leaves_no_complement(groups: Tensor | None) -> None:
+    hidden_TD, head_VD, _ = problem(1)
+    num_cells = V if groups is None else C
+    outputs, (grad_hidden, grad_head) = compare(hidden_TD, head_VD, torch.arange(num_cells).repeat(T, 1), groups=groups)
+    assert bool((outputs.complement_T == -math.inf).all())
+    assert bool(grad_hidden.isfinite().all() & grad_head.isfinite().all())
+
+
+def test_no_ids_leave_everything_in_the_complement() -> None:
+    hidden_TD, head_VD, _ = problem(1)
+    outputs = head_outputs(hidden_TD, head_VD, torch.empty(T, 0, dtype=torch.int64))
+    torch.testing.assert_close(outputs.complement_T, outputs.logsumexp_T)
+
+
+@pytest.mark.parametrize("rest", [1e-2, 1e-5, 1e-8, 1e-20, 1e-60])
+def test_complement_keeps_relative_precision(rest: float) -> None:
+    # One listed token carries all but `rest`, through a bias; the others differ by their hidden states.
+    hidden_TD, head_VD, _ = problem(1)
+    bias = torch.zeros(V)
+    bias[0] = -math.log(rest)
+    ids_TK = torch.zeros(T, 1, dtype=torch.int64)
+    compare(hidden_TD * 0.1, head_VD, ids_TK, bias=bias)
+    hidden = (hidden_TD * 0.1).requires_grad_()
+    outputs = head_outputs(hidden, head_VD, ids_TK, bias=bias)
+    outputs.complement_T.sum().backward()
+    probs_TV = torch.softmax((hidden_TD.double() * 0.1) @ head_VD.double()[1:].T, -1)
+    torch.testing.assert_close(hidden.grad, (probs_TV @ head_VD[1:].double()).float(), rtol=1e-5, atol=1e-6)
+
+
+def test_a_class_that_underflows_stays_finite() -> None:
+    hidden_TD, head_VD, _ = problem(1)
+    bias = torch.zeros(V)
+    bias[C:] = 200.0
+    groups = (torch.arange(V) >= C).long()
+    hidden = hidden_TD.clone().requires_grad_()
+    outputs = head_outputs(hidden, head_VD, torch.zeros(T, 1, dtype=torch.int64), groups=groups, bias=bias)
+    outputs.gathered_TK.sum().backward()
+    assert bool((outputs.gathered_TK[:, 0] - outputs.logsumexp_T > -70.0).all())
+    assert hidden.grad is not None
+    assert bool(hidden.grad.isfinite().all())
+
+
+@pytest.mark.parametrize("groups", [None, torch.arange(V) % C], ids=["tokens", "classes"])
+def test_chunk_size_does_not_matter(groups: Tensor | None) -> None:
+    hidden_TD, head_VD, ids_TK = problem(5, num_cells=C)
+    results = []
+    for chunk_rows in (1, 7, T, 10 * T):
+        leaves = [hidden_TD.clone().requires_grad_(), head_VD.clone().requires_grad_()]
+        outputs = head_outputs(*leaves, ids_TK, groups=groups, chunk_rows=chunk_rows)
+        weigh(outputs).backward()
+        results.append([*outputs[:3], *(leaf.grad for leaf in leaves)])
+    for result in results[1:]:
+        for value, expected in zip(result, results[0], strict=True):
+            torch.testing.assert_close(value, expected, rtol=1e-5, atol=1e-4)
+
+
+def test_backward_can_run_twice() -> None:
+    hidden_TD, head_VD, ids_TK = problem(5)
+    hidden = hidden_TD.clone().requires_grad_()
+    loss = weigh(head_outputs(hidden, head_VD, ids_TK))
+    (first,) = torch.autograd.grad(loss, hidden, retain_graph=True)
+    (second,) = torch.autograd.grad(loss, hidden)
+    assert torch.equal(first, second)
+
+
+def test_frozen_head_gets_no_gradient() -> None:
+    hidden_TD, head_VD, ids_TK = problem(5)
+    hidden = hidden_TD.clone().requires_grad_()
+    weigh(head_outputs(hidden, head_VD, ids_TK)).backward()
+    assert hidden.grad is not None
+    assert head_VD.grad is None
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+def test_bf16_is_no_worse_than_plain_pytorch(autocast: bool) -> None:
+    hidden_TD, head_VD, ids_TK = problem(5)
+    if not autocast:
+        hidden_TD, head_VD = hidden_TD.bfloat16(), head_VD.bfloat16()
+    grads: dict[str, list[Tensor]] = {}
+    for name in ("ours", "plain", "exact"):
+        dtype = torch.float64 if name == "exact" else hidden_TD.dtype
+        hidden = hidden_TD.to(dtype, copy=True).requires_grad_()
+        head = head_VD.to(dtype, copy=True).requires_grad_()
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast and name != "exact"):
+            if name == "ours":
+                outputs = head_outputs(hidden, head, ids_TK, chunk_rows=50)
+                assert outputs.logsumexp_T.dtype == torch.float32
+                losses_TK = outputs.logsumexp_T[:, None] - outputs.gathered_TK
+            else:
+                logits_TV = hidden @ head.T
+                logits_TV = logits_TV if name == "exact" else logits_TV.float()
+                losses_TK = logits_TV.logsumexp(-1, keepdim=True) - logits_TV.gather(-1, ids_TK)
+        losses_TK.mean().backward()
+        assert hidden.grad is not None
+        assert head.grad is not None
+        assert (hidden.grad.dtype, head.grad.dtype) == (dtype, dtype)
+        grads[name] = [losses_TK.detach().double(), hidden.grad.double(), head.grad.double()]
+    for ours, plain, exact in zip(grads["ours"], grads["plain"], grads["exact"], strict=True):
+        assert (ours - exact).norm() <= 1.05 * (plain - exact).norm() + 1e-6
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"head_VD": torch.zeros(V, D + 1)}, r"head has shape \(507, 124\), expected \[V, D=123\]"),
+        ({"ids_TK": torch.zeros(T, 3, dtype=torch.int32)}, "ids has dtype torch.int32"),
+        ({"bias": torch.zeros(V + 1)}, r"bias has shape \(508,\), expected \[V=507\]"),
+        ({"temperature": 0.0}, "temperature is 0.0"),
+        ({"head_VD": torch.zeros(V, D).double()}, "cast one of them"),
+    ],
+)
+def test_inputs_that_do_not_fit_are_named(change: dict[str, Any], message: str) -> None:
+    hidden_TD, head_VD, ids_TK = problem(2)
+    given: dict[str, Any] = {"hidden_TD": hidden_TD, "head_VD": head_VD, "ids_TK": ids_TK}
+    with pytest.raises(ValueError, match=message):
+        head_outputs(**{**given, **change})
