@@ -1,0 +1,123 @@
+"""Cutting texts into tokens: the ``tokenizers`` library with the bytes that each token covers."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import tokenizers
+
+from logitstore.byte_lengths import ByteTable, lengths_from_offsets
+from logitstore.errors import TokenizerError
+from logitstore.tokenizer_assets import decode_tokenizer
+from logitstore.vocabulary import special_tokens, token_bytes
+
+
+@dataclass(frozen=True)
+class CutText:
+    """The tokens of one string.
+
+    Attributes:
+        ids: int32 [T].
+        byte_lengths: int32 [T], bytes of the string's UTF-8 that each token covers.
+        exact: the lengths are proven, not estimated.
+    """
+
+    ids: np.ndarray
+    byte_lengths: np.ndarray
+    exact: bool
+
+
+class Cutter:
+    """A tokenizer without its template processing: strings to tokens, nothing added.
+
+    Attributes:
+        special_tokens: spelling of each special token, by id.
+        token_bytes: bytes of each token by id, None for special tokens and ids without a token.
+    """
+
+    def __init__(self, asset: bytes) -> None:
+        """
+        Args:
+            asset: canonical JSON of the tokenizer (``logitstore.tokenizer_assets``).
+
+        Raises:
+            TokenizerError: the installed tokenizers library does not accept it.
+        """
+        tokenizer_json = decode_tokenizer(asset)
+        self.special_tokens = special_tokens(tokenizer_json)
+        self.token_bytes = token_bytes(tokenizer_json)
+        self._byte_table = ByteTable(self.token_bytes, self.special_tokens)
+        self._json = json.dumps(tokenizer_json)
+        # Two copies, since what a special token's spelling in a text means is a setting of the whole tokenizer.
+        self._literal = _build(self._json)
+        self._literal.encode_special_tokens = True
+
+    def cut(self, texts: Sequence[str], *, parse_special: bool = False) -> list[CutText]:
+        """Tokens of each text.
+
+        Args:
+            texts: what to cut, each by itself.
+            parse_special: the spelling of a special token is that token (chat templates), not ordinary text.
+        """
+        tokenizer = self._parsing if parse_special else self._literal
+        cut: list[CutText | None] = []
+        for encoding, text in zip(tokenizer.encode_batch_fast(texts, add_special_tokens=False), texts, strict=True):
+            ids = np.array(encoding.ids, dtype=np.int32)
+            lengths = self._byte_table.prove(ids, text.encode())
+            cut.append(None if lengths is None else CutText(ids, lengths, exact=True))
+        unproven = [text for text, tokens in zip(texts, cut, strict=True) if tokens is None]
+        estimated = map(_estimate, tokenizer.encode_batch(unproven, add_special_tokens=False), unproven)
+        return [next(estimated) if tokens is None else tokens for tokens in cut]
+
+    def cut_runs(self, runs: Sequence[tuple[str, bool]]) -> CutText:
+        """Tokens of a string in runs (text, whether to parse special tokens), each cut by itself."""
+        parts = [self.cut([run], parse_special=parse_special)[0] for run, parse_special in runs if run]
+        return CutText(
+            np.concatenate([part.ids for part in parts]),
+            np.concatenate([part.byte_lengths for part in parts]),
+            exact=all(part.exact for part in parts),
+        )
+
+    def spells_special(self, text: str) -> bool:
+        """Whether ``text`` holds the spelling of a special token."""
+        return self._special_spelling.search(text) is not None
+
+    def leading_ids(self) -> list[int]:
+        """Ids that the tokenizer's own post-processor puts before a text: BOS, or none."""
+        bare, dressed = (self._literal.encode("a", add_special_tokens=add).ids for add in (False, True))
+        begins = (n for n in range(len(dressed)) if dressed[n : n + len(bare)] == bare)
+        return dressed[: next(begins, 0)]
+
+    def id_of(self, token: str) -> int | None:
+        """Id of a token by its spelling in the vocabulary."""
+        return self._literal.token_to_id(token)
+
+    def spelling(self, index: int) -> str | None:
+        """Spelling in the vocabulary of a token by its id."""
+        return self._literal.id_to_token(index)
+
+    @cached_property
+    def _parsing(self) -> tokenizers.Tokenizer:
+        return _build(self._json)
+
+    @cached_property
+    def _special_spelling(self) -> re.Pattern[str]:
+        return re.compile("|".join(map(re.escape, self.special_tokens.values())) or "(?!)")  # (?!) never matches
+
+
+def _build(tokenizer_json: str) -> tokenizers.Tokenizer:
+    try:
+        return tokenizers.Tokenizer.from_str(tokenizer_json)
+    except Exception as error:  # the only class that the library raises
+        version = tokenizers.__version__
+        raise TokenizerError(f"tokenizer.json is not accepted by tokenizers {version}: {error}; update it") from error
+
+
+def _estimate(encoding: tokenizers.Encoding, text: str) -> CutText:
+    lengths = lengths_from_offsets([end for _, end in encoding.offsets], text)
+    return CutText(np.array(encoding.ids, dtype=np.int32), lengths, exact=False)

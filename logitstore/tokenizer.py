@@ -1,0 +1,239 @@
+"""Tokenizers: documents to ids with the bytes that each token covers, reproducible from what a store keeps of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from logitstore.chat import RENDERING_DATE, ChatTemplate, RenderedChat
+from logitstore.cutting import Cutter, CutText
+from logitstore.digests import digest_bytes
+from logitstore.documents import Document
+from logitstore.errors import TokenizerError
+from logitstore.tokenizer_assets import encode_tokenizer
+from logitstore.tokenizer_folder import TokenizerFolder, read_tokenizer_folder
+
+RENDERING_VERSION = "1"
+
+
+@dataclass(frozen=True)
+class TokenizedDocument:
+    """A whole document's tokens.
+
+    Attributes:
+        ids: int32 [T].
+        byte_lengths: int32 [T], canonical bytes that each token newly covers: 0 for BOS, EOS and what a chat template
+            writes. They sum up to the document's bytes.
+        exact: the lengths are proven; otherwise they are estimated, and only their sum is certain.
+    """
+
+    ids: np.ndarray
+    byte_lengths: np.ndarray
+    exact: bool
+
+
+class Tokenizer:
+    """A tokenizer with its rendering: BOS, EOS and chat template.
+
+    Attributes:
+        bos_ids: put before every document, unless its chat template has written them; empty if the tokenizer's own
+            post-processor adds none.
+        eos_ids: put after every document that is not a chat; empty if no EOS token is defined.
+        fingerprint: digest of ``asset()``, the tokenizer's identity.
+    """
+
+    def __init__(
+        self,
+        asset: bytes,
+        cutter: Cutter,
+        *,
+        bos_ids: Sequence[int] = (),
+        eos_ids: Sequence[int] = (),
+        chat_template: ChatTemplate | None = None,
+    ) -> None:
+        """For ``from_folder`` and ``from_asset``."""
+        self._asset = asset
+        self._cutter = cutter
+        self._chat_template = chat_template
+        self.fingerprint = digest_bytes(asset)
+        self.bos_ids = tuple(bos_ids)
+        self.eos_ids = tuple(eos_ids)
+        self._special_ids = frozenset({*cutter.special_tokens, *bos_ids, *eos_ids})
+        self._token_bytes = [None if n in self._special_ids else data for n, data in enumerate(cutter.token_bytes)]
+
+    @classmethod
+    def from_folder(cls, path: str, chat_template: str | None = None) -> Tokenizer:
+        """Load a tokenizer as ``save_pretrained`` writes it.
+
+        Args:
+            path: the folder, or a ``tokenizer.json`` in it.
+            chat_template: the text of a Jinja template to take instead of the tokenizer's own.
+
+        Raises:
+            TokenizerError: no ``tokenizer.json``, an unreadable file, or BOS or EOS that is not in the vocabulary.
+        """
+        folder = read_tokenizer_folder(path)
+        template = chat_template if chat_template is not None else folder.chat_template
+        try:
+            asset = encode_tokenizer(folder.tokenizer_json)
+            cutter = Cutter(asset)
+            bos_ids = cutter.leading_ids()
+            if not bos_ids and folder.add_bos_token:
+                bos_ids = _named_ids(cutter, folder, "bos_token")
+            return cls(
+                asset,
+                cutter,
+                bos_ids=bos_ids,
+                eos_ids=_named_ids(cutter, folder, "eos_token"),
+                chat_template=None if template is None else ChatTemplate(template, folder.special_tokens),
+            )
+        except TokenizerError as error:
+            raise TokenizerError(f"{path}: {error}") from error
+
+    @classmethod
+    def from_asset(
+        cls, asset: bytes, rendering: Mapping[str, Any] | None = None, template: bytes | None = None
+    ) -> Tokenizer:
+        """The tokenizer that ``asset()``, ``rendering()`` and ``template_asset()`` came from.
+
+        Without a rendering: no BOS, no EOS, no chats.
+
+        Raises:
+            TokenizerError: the template is not the one that the rendering names, or the rendering is of another
+                version.
+        """
+        if rendering is None:
+            return cls(asset, Cutter(asset))
+        _check_rendering(rendering, template)
+        return cls(
+            asset,
+            Cutter(asset),
+            bos_ids=rendering["bos"],
+            eos_ids=rendering["eos"],
+            chat_template=None if template is None else ChatTemplate(template.decode(), rendering["variables"]),
+        )
+
+    def asset(self) -> bytes:
+        """Canonical JSON of all that decides how text is cut; the chat template is apart."""
+        return self._asset
+
+    def template_asset(self) -> bytes | None:
+        """The chat template's bytes, None if there is none."""
+        return None if self._chat_template is None else self._chat_template.source.encode()
+
+    def rendering(self) -> dict[str, Any]:
+        """What surrounds the text, for a recipe: template, BOS, EOS and all that a template can ask for."""
+        template = self.template_asset()
+        return {
+            "template": None if template is None else digest_bytes(template),
+            "variables": {} if self._chat_template is None else dict(self._chat_template.variables),
+            "bos": list(self.bos_ids),
+            "eos": list(self.eos_ids),
+            "date": RENDERING_DATE,
+            "version": RENDERING_VERSION,
+        }
+
+    @property
+    def vocab_size(self) -> int:
+        """Highest id + 1."""
+        return len(self._token_bytes)
+
+    @property
+    def token_bytes(self) -> list[bytes | None]:
+        """Bytes of each token by id; None for special tokens and ids without a token."""
+        return self._token_bytes
+
+    @property
+    def special_ids(self) -> frozenset[int]:
+        """Ids of all special tokens, BOS and EOS among them."""
+        return self._special_ids
+
+    def token_text(self, index: int) -> str:
+        r"""A token as a terminal shows it: spaces as they are, line ends as ``⏎``, what is not UTF-8 as ``\xNN``."""
+        data = self._token_bytes[index] if 0 <= index < self.vocab_size else None
+        if data is not None:
+            text = data.decode("utf-8", "backslashreplace").replace("\n", "⏎")
+        else:
+            text = self._cutter.spelling(index) or f"[{index}]"
+        return "".join(character if character.isprintable() else ascii(character)[1:-1] for character in text)
+
+    def tokenize(self, documents: Sequence[Document]) -> list[TokenizedDocument]:
+        """Tokens of whole documents, in order.
+
+        A text, or a prompt with its completion, is cut as one string in which the spelling of a special token is
+        ordinary text. A chat is rendered by the template, whose special tokens are special, and those in contents not.
+
+        Raises:
+            TokenizerError: a chat and no template, a template that refuses or changes it, or a document without tokens.
+        """
+        plain = iter(self._tokenize_plain([document for document in documents if not document.is_chat]))
+        chats = iter(self._tokenize_chats([document for document in documents if document.is_chat]))
+        return [next(chats if document.is_chat else plain) for document in documents]
+
+    def _tokenize_plain(self, documents: Sequence[Document]) -> list[TokenizedDocument]:
+        cut = self._cutter.cut([document.text for document in documents])
+        return [
+            _finish(document, tokens, self.bos_ids, self.eos_ids)
+            for document, tokens in zip(documents, cut, strict=True)
+        ]
+
+    def _tokenize_chats(self, documents: Sequence[Document]) -> list[TokenizedDocument]:
+        if not documents:
+            return []
+        chats = [self._render(document) for document in documents]
+        cut = self._cutter.cut([chat.text for chat in chats], parse_special=True)
+        return [self._finish_chat(*each) for each in zip(documents, chats, cut, strict=True)]
+
+    def _render(self, document: Document) -> RenderedChat:
+        if self._chat_template is None:
+            raise TokenizerError(
+                f"{document.source or 'a document'} is a chat, and the tokenizer has no chat template: "
+                "give one with --chat-template FILE"
+            )
+        return self._chat_template.render(document)
+
+    def _finish_chat(self, document: Document, chat: RenderedChat, tokens: CutText) -> TokenizedDocument:
+        if any(self._cutter.spells_special(segment.content) for segment in document.segments):
+            # Cut apart, a content cannot bring in special tokens; it costs the merges across its edges, so only then.
+            tokens = self._cutter.cut_runs([(run, not is_content) for run, is_content in chat.runs()])
+        lengths = chat.content_lengths(tokens.byte_lengths)
+        has_bos = tokens.ids[: len(self.bos_ids)].tolist() == list(self.bos_ids)
+        in_content = CutText(tokens.ids, lengths, tokens.exact and chat.verbatim)
+        return _finish(document, in_content, () if has_bos else self.bos_ids, ())
+
+
+def _named_ids(cutter: Cutter, folder: TokenizerFolder, name: str) -> list[int]:
+    """The id of a special token as a list; empty if the folder names none."""
+    token = folder.special_tokens.get(name)
+    if token is None:
+        return []
+    index = cutter.id_of(token)
+    if index is None:
+        raise TokenizerError(f"{name} {token!r} is not in tokenizer.json: save the tokenizer again")
+    return [index]
+
+
+def _check_rendering(rendering: Mapping[str, Any], template: bytes | None) -> None:
+    expected, found = (RENDERING_VERSION, RENDERING_DATE), (rendering["version"], rendering["date"])
+    if found != expected:
+        raise TokenizerError(f"rendering: expected version and date {expected}, found {found}: update logitstore")
+    digest = None if template is None else digest_bytes(template)
+    if digest != rendering["template"]:
+        raise TokenizerError(f"chat template: expected digest {rendering['template']}, found {digest}: run verify")
+
+
+def _finish(document: Document, tokens: CutText, before: Sequence[int], after: Sequence[int]) -> TokenizedDocument:
+    """Surround a document's tokens, and see that their lengths sum up to its bytes."""
+    ids = np.concatenate([before, tokens.ids, after]).astype(np.int32)
+    lengths = np.pad(tokens.byte_lengths, (len(before), len(after)))
+    missing = document.num_bytes - int(lengths.sum())
+    if missing:
+        # A text that is normalised away, to nothing: its bytes go to the last token, such as EOS.
+        if len(ids) == 0:
+            where = document.source or "a document"
+            raise TokenizerError(f"{where}: the tokenizer makes no tokens of {document.text[:40]!r}: leave it out")
+        lengths[-1] += missing
+    return TokenizedDocument(ids, lengths, tokens.exact and not missing)
