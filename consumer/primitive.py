@@ -104,7 +104,7 @@ def head_outputs(
         scale=scale,
         softcap=softcap,
         temperature=temperature,
-        chunk_rows=min(chunk_rows or max(16, chunk_bytes // row_bytes), len(hidden_TD)),
+        chunk_rows=max(1, min(chunk_rows or max(16, chunk_bytes // row_bytes), len(hidden_TD))),
         keep=torch.is_grad_enabled() and softcap is None and len(hidden_TD) * row_bytes <= KEEP_BYTES,
         compute_dtype=compute_dtype,
         result_dtype=result_dtype,
@@ -153,7 +153,7 @@ class _Plan:
     result_dtype: torch.dtype
 
     def chunks(self, num_rows: int) -> Iterator[slice]:
-        for start in range(0, num_rows, self.chunk_rows):
+        for start in range(0, max(num_rows, 1), self.chunk_rows):  # no rows are one empty chunk
             yield slice(start, min(start + self.chunk_rows, num_rows))
 
     def logits(self, hidden_RD: Tensor, weight_VD: Tensor, bias: Tensor | None, out: Tensor) -> Tensor:

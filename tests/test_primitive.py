@@ -144,8 +144,9 @@ def test_gradcheck_in_float64(groups: Tensor | None, softcap: float | None) -> N
     realised_T = torch.tensor([7, 0, 1, 3, 2])
 
     def run(hidden_TD: Tensor, head_VD: Tensor, bias: Tensor) -> tuple[Tensor, ...]:
-        options = {"groups": groups, "realised_T": realised_T, "softcap": softcap, "temperature": 1.5}
-        return tuple(head_outputs(hidden_TD, head_VD, ids_TK, bias=bias, chunk_rows=2, **options))  # type: ignore[arg-type]
+        options: dict[str, Any] = {"groups": groups, "realised_T": realised_T, "softcap": softcap, "bias": bias}
+        outputs = head_outputs(hidden_TD, head_VD, ids_TK, temperature=1.5, chunk_rows=2, **options)
+        return tuple(value for value in outputs if value is not None)
 
     assert torch.autograd.gradcheck(run, (hidden_TD, head_VD, bias))
 
@@ -220,10 +221,10 @@ def test_chunk_size_does_not_matter(groups: Tensor | None) -> None:
     hidden_TD, head_VD, ids_TK = problem(5, num_cells=C)
     results = []
     for chunk_rows in (1, 7, T, 10 * T):
-        leaves = [hidden_TD.clone().requires_grad_(), head_VD.clone().requires_grad_()]
-        outputs = head_outputs(*leaves, ids_TK, groups=groups, chunk_rows=chunk_rows)
+        hidden, head = hidden_TD.clone().requires_grad_(), head_VD.clone().requires_grad_()
+        outputs = head_outputs(hidden, head, ids_TK, groups=groups, chunk_rows=chunk_rows)
         weigh(outputs).backward()
-        results.append([*outputs[:3], *(leaf.grad for leaf in leaves)])
+        results.append([*outputs[:3], hidden.grad, head.grad])
     for result in results[1:]:
         for value, expected in zip(result, results[0], strict=True):
             torch.testing.assert_close(value, expected, rtol=1e-5, atol=1e-4)
@@ -236,6 +237,17 @@ def test_backward_can_run_twice() -> None:
     (first,) = torch.autograd.grad(loss, hidden, retain_graph=True)
     (second,) = torch.autograd.grad(loss, hidden)
     assert torch.equal(first, second)
+
+
+@pytest.mark.parametrize("groups", [None, torch.arange(V) % C], ids=["tokens", "classes"])
+def test_no_rows_give_empty_outputs_and_zero_gradient(groups: Tensor | None) -> None:
+    hidden_TD, head_VD, ids_TK = (x[:0] if len(x) == T else x for x in problem(5, num_cells=C))
+    head = head_VD.clone().requires_grad_()
+    outputs = head_outputs(hidden_TD, head, ids_TK, groups=groups)
+    assert [tuple(x.shape) for x in outputs[:3]] == [(0,), (0, 5), (0,)]
+    weigh(outputs).backward()
+    assert head.grad is not None
+    assert not bool(head.grad.any())
 
 
 def test_frozen_head_gets_no_gradient() -> None:
