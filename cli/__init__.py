@@ -1,4 +1,6 @@
 """The command line, one command a file."""
 
 if not __name__.startswith("logitstore."):
-    raise ImportError(f"import logitstore.{__name__}, not {__name__}: the short name would be a second copy of the module")
+    raise ImportError(
+        f"import logitstore.{__name__}, not {__name__}: the short name would be a second copy of the module"
+    )

@@ -27,10 +27,9 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from logitstore.consumer.rows import TeacherRows
 from numpy.typing import NDArray
 from torch import Tensor
-
-from logitstore.consumer.rows import TeacherRows
 
 TokenTable = Sequence[bytes | None]
 """Bytes of each token of a vocabulary; None for a special token or padding, which stands for no text."""

@@ -10,7 +10,9 @@ _FILES = ["*.json", "*.jinja", "*.safetensors", "tokenizer.model", "*.tiktoken"]
 _TOKENIZER_FILES = ["tokenizer*", "special_tokens_map.json", "*.jinja", "config.json"]
 
 
-def resolve_folder(model: str, revision: str | None = None, *, tokenizer_only: bool = False, pickle: bool = False) -> Path:
+def resolve_folder(
+    model: str, revision: str | None = None, *, tokenizer_only: bool = False, pickle: bool = False
+) -> Path:
     """The local folder of a model: ``model`` itself, or a snapshot of the hub id ``model`` at ``revision``.
 
     Raises:

@@ -60,8 +60,10 @@ def ingest(
     reading.take(read_documents(files, fields, on_error, report), progress)
     if reading.num_documents == 0:
         skipped = f" ({report.num_skipped} unreadable, {report.num_empty} empty)" if report.num_skipped else ""
-        raise CorpusError(f"{', '.join(file.url for file in files[:3])}: no documents found{skipped}; expected rows with "
-                          "`text`, `prompt` and `completion`, or `messages`")
+        raise CorpusError(
+            f"{', '.join(file.url for file in files[:3])}: no documents found{skipped}; expected rows with "
+            "`text`, `prompt` and `completion`, or `messages`"
+        )
     if not reading.held_out_seen and settings.held_out_below and reading.num_documents > 1:
         # Too small for its fraction: hold out the one document whose turn comes first.
         reading = _Reading(store, replace(settings, held_out_below=reading.smallest_split_hash + 1))

@@ -8,7 +8,7 @@ wrote it, in what order, with which codecs, and what the columns are called, is 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -123,7 +123,7 @@ class Manifest:
         return sink.getvalue().to_pybytes()
 
     @classmethod
-    def from_parquet(cls, data: bytes, read_plan: Any) -> Manifest:
+    def from_parquet(cls, data: bytes, read_plan: Callable[[str], Plan]) -> Manifest:
         """Decode a manifest; ``read_plan`` maps a plan's digest to the plan."""
         table = pq.read_table(pa.BufferReader(data))
         header = json.loads(table.schema.metadata[b"logitstore"])

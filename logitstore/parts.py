@@ -195,7 +195,9 @@ class Part:
             except DamageError as error:
                 faults.append(str(error))
         if not faults:
-            found = content_digest({n: self.sparse(n) if self.is_sparse(n) else self.array(n) for n in self.array_names()})
+            found = content_digest(
+                {n: self.sparse(n) if self.is_sparse(n) else self.array(n) for n in self.array_names()}
+            )
             if found != self.content:
                 faults.append(f"{self._where('')}: content {self.content[:16]} was sealed, {found[:16]} decoded")
         return faults
@@ -209,7 +211,9 @@ class Part:
     def _object(self, name: str) -> bytes:
         expected, data = self.seal["objects"][name]["digest"], self._read(name)
         if digest_bytes(data) != expected:
-            raise DamageError(f"{self._where(name)}: damaged: its digest is not the sealed one; run `logitstore verify`")
+            raise DamageError(
+                f"{self._where(name)}: damaged: its digest is not the sealed one; run `logitstore verify`"
+            )
         return data
 
     def _read(self, name: str) -> bytes:
@@ -240,7 +244,9 @@ def _write_dense(group: zarr.Group, name: str, values: np.ndarray, attributes: M
     )
 
 
-def _write_sparse(store: MemoryStore, group: zarr.Group, name: str, rows: SparseRows, attributes: Mapping[str, Any]) -> None:
+def _write_sparse(
+    store: MemoryStore, group: zarr.Group, name: str, rows: SparseRows, attributes: Mapping[str, Any]
+) -> None:
     """Zarr writes the metadata; the shard is made here, because its rectangle need never exist."""
     width = max(1, int(rows.counts.max(initial=0)))
     num_chunks = max(1, -(-rows.num_rows // SPARSE_CHUNK_ROWS))

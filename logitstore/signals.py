@@ -15,7 +15,6 @@ Row t speaks of token t given its document's tokens before t. Log-probs are over
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,10 +43,6 @@ class SparseSignal:
     theta: float | None
 
 
-def signal_recipe(template: Mapping[str, Any], tokens_content: str) -> dict[str, Any]:
-    return {**template, "tokens_content": tokens_content}
-
-
 def scalar_columns(temperatures: tuple[float, ...]) -> list[str]:
     return [*SCALAR_COLUMNS, *(f"log_z_ratio@{temperature:g}" for temperature in temperatures if temperature != 1.0)]
 
@@ -60,7 +55,9 @@ def stage_scalars(values: np.ndarray, scored: np.ndarray, temperatures: tuple[fl
         "error_nats": STEP_NATS / 2,
     }
     arrays = {
-        "scalars": ArrayToStore(np.where(scored[:, None], quantise_nats(values), np.nan).astype(np.float32), attributes),
+        "scalars": ArrayToStore(
+            np.where(scored[:, None], quantise_nats(values), np.nan).astype(np.float32), attributes
+        ),
         "scored": ArrayToStore(scored),
     }
     return stage("signal", arrays, {"signal": "scalars"})

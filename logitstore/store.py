@@ -46,7 +46,9 @@ class Store:
         try:
             data = storage.read("store.json")
         except FileNotFoundError:
-            raise StoreError(f"{public_url(url)}: no store here (no store.json); `logitstore produce` makes one") from None
+            raise StoreError(
+                f"{public_url(url)}: no store here (no store.json); `logitstore produce` makes one"
+            ) from None
         header = open_record(data, storage.child_url("store.json"))
         if header["format"] > FORMAT:
             raise StoreError(
@@ -183,7 +185,9 @@ class Store:
         """
         cell = column.cells[block]
         if cell is None:
-            raise StoreError(f"{column.kind} {column.label!r}: block {block} has no answer yet; run `logitstore produce`")
+            raise StoreError(
+                f"{column.kind} {column.label!r}: block {block} has no answer yet; run `logitstore produce`"
+            )
         return self.part(cell.part)
 
     def _newest(self, name: str) -> int:

@@ -1,7 +1,7 @@
 """Text parts: the documents of a block, as bytes and segments.
 
-    bytes     uint8 [N]      the canonical bytes of all documents, one after the other
-    segments  int64 [S, 3]   document (within the block), role (position in ROLES), end (in ``bytes``)
+bytes     uint8 [N]      the canonical bytes of all documents, one after the other
+segments  int64 [S, 3]   document (within the block), role (position in ROLES), end (in ``bytes``)
 """
 
 from __future__ import annotations

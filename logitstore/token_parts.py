@@ -1,12 +1,12 @@
 """Token parts: the whole documents of a block, as one tokenizer cuts them.
 
-    tokens     int32 [T, 2]   id, byte_length: canonical bytes that the token newly covers (0 for BOS, EOS, template)
-    documents  int64 [D, 2]   token_end, exact: whether the byte lengths were proven on the text
+tokens     int32 [T, 2]   id, byte_length: canonical bytes that the token newly covers (0 for BOS, EOS, template)
+documents  int64 [D, 2]   token_end, exact: whether the byte lengths were proven on the text
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,10 +55,6 @@ def tokens_template(tokenizer: Tokenizer) -> dict[str, Any]:
     }
 
 
-def tokens_recipe(template: Mapping[str, Any], text_content: str) -> dict[str, Any]:
-    return {**template, "text": text_content}
-
-
 def stage_tokens(documents: Sequence[TokenizedDocument]) -> StagedPart:
     ids = np.concatenate([document.ids for document in documents])
     lengths = np.concatenate([document.byte_lengths for document in documents])
@@ -66,7 +62,9 @@ def stage_tokens(documents: Sequence[TokenizedDocument]) -> StagedPart:
     exact = [document.exact for document in documents]
     arrays = {
         "tokens": ArrayToStore(np.stack([ids, lengths], axis=1).astype(np.int32), {"columns": ["id", "byte_length"]}),
-        "documents": ArrayToStore(np.stack([ends, exact], axis=1).astype(np.int64), {"columns": ["token_end", "exact"]}),
+        "documents": ArrayToStore(
+            np.stack([ends, exact], axis=1).astype(np.int64), {"columns": ["token_end", "exact"]}
+        ),
     }
     return stage("tokens", arrays, {"num_tokens": len(ids)})
 

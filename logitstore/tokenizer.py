@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,8 +14,8 @@ from logitstore.cutting import Cutter, CutText
 from logitstore.digests import digest_bytes
 from logitstore.documents import Document
 from logitstore.errors import TokenizerError
-from logitstore.tokenizer_assets import encode_tokenizer
-from logitstore.tokenizer_folder import TokenizerFolder, read_tokenizer_folder
+from logitstore.tokenizer_assets import decode_tokenizer, encode_tokenizer
+from logitstore.tokenizer_folder import TokenizerFolder, read_tokenizer_folder, write_tokenizer_folder
 
 RENDERING_VERSION = "1"
 
@@ -150,6 +151,20 @@ class Tokenizer:
     def special_ids(self) -> frozenset[int]:
         """Ids of all special tokens, BOS and EOS among them."""
         return self._special_ids
+
+    def encode_text(self, text: str) -> list[int]:
+        """Ids of a text by itself, without BOS and EOS; the spelling of a special token is ordinary text."""
+        return self._cutter.cut([text])[0].ids.tolist()
+
+    def save(self, folder: Path) -> None:
+        """Write a folder that ``transformers.AutoTokenizer`` and ``from_folder`` load."""
+        write_tokenizer_folder(
+            folder,
+            decode_tokenizer(self._asset),
+            bos_token=self._cutter.spelling(self.bos_ids[0]) if self.bos_ids else None,
+            eos_token=self._cutter.spelling(self.eos_ids[-1]) if self.eos_ids else None,
+            chat_template=None if self._chat_template is None else self._chat_template.source,
+        )
 
     def token_text(self, index: int) -> str:
         r"""A token as a terminal shows it: spaces as they are, line ends as ``⏎``, what is not UTF-8 as ``\xNN``."""

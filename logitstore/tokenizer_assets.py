@@ -22,9 +22,12 @@ def encode_tokenizer(tokenizer_json: Mapping[str, Any]) -> bytes:
     Files that differ in these, in white space, in the order of keys, or in how they spell merges give the same bytes.
     """
     kept = {name: value for name, value in tokenizer_json.items() if name not in _RUN_STATE}
-    if "merges" in kept["model"]:
-        kept["model"] = {**kept["model"], "merges": [_split_merge(merge) for merge in kept["model"]["merges"]]}
-    return canonical_json(_encode_floats(kept))
+    model = dict(kept["model"])
+    merges = model.pop("merges", None)
+    kept = _encode_floats({**kept, "model": model})
+    if merges is not None:  # hundreds of thousands, and never floats
+        kept["model"]["merges"] = [_split_merge(merge) for merge in merges]
+    return canonical_json(kept)
 
 
 def decode_tokenizer(asset: bytes) -> dict[str, Any]:

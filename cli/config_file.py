@@ -1,0 +1,63 @@
+"""``--config FILE.yaml``: the options of a command, by the same names; the command line wins over the file."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+import yaml
+
+from logitstore.errors import ConfigError
+
+
+def config_option() -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    return click.option(
+        "--config",
+        type=click.Path(dir_okay=False),
+        is_eager=True,
+        expose_value=False,
+        callback=_read_into_defaults,
+        help="YAML file with options of this command, by the same names.",
+    )
+
+
+def _read_into_defaults(context: click.Context, parameter: click.Parameter, path: str | None) -> None:
+    if path is None:
+        return
+    known = {
+        parameter.name: parameter for parameter in context.command.params if parameter.name not in {None, "config"}
+    }
+    values = {}
+    for key, value in _read_mapping(path).items():
+        name = str(key).replace("-", "_")
+        if name not in known:
+            nearest = difflib.get_close_matches(name, [str(known_name) for known_name in known], n=1, cutoff=0.0)
+            raise ConfigError(f"{path}: unknown key {key!r}; did you mean {nearest[0].replace('_', '-')!r}?")
+        values[name] = _as_typed(known[name], value)
+    context.default_map = {**(context.default_map or {}), **values}
+
+
+def _read_mapping(path: str) -> dict[str, Any]:
+    try:
+        values = yaml.safe_load(Path(path).read_text())
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot read the configuration: {error.strerror}") from error
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path}: not YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(values, dict):
+        raise ConfigError(f"{path}: expected a mapping of option names to values, found {type(values).__name__}")
+    return values
+
+
+def _as_typed(parameter: click.Parameter, value: Any) -> Any:
+    """What YAML gives, as it would have been typed: lists for options that repeat, text such as ``a,b`` for the rest."""
+    if parameter.multiple or parameter.nargs == -1:
+        return value if isinstance(value, list) else [value]
+    if isinstance(value, dict):
+        return ",".join(f"{key}={item}" for key, item in value.items())
+    if isinstance(value, list):
+        return ",".join(map(str, value))
+    return value

@@ -1,0 +1,83 @@
+"""The options that name a corpus, shared by ``plan`` and ``produce``, and what they come to: a plan in the store."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import click
+from logitstore.cli.option_groups import option_group
+from logitstore.cli.progress import Bar
+
+from logitstore.errors import ConfigError
+from logitstore.plan import DEFAULT_HELD_OUT
+from logitstore.store import Store
+
+corpus_options = option_group(
+    click.option(
+        "--data", multiple=True, metavar="GLOB", help="Corpus: a file, folder, glob or fsspec URL; repeatable."
+    ),
+    click.option("--dataset", required=True, metavar="NAME", help="Name of the dataset in the store."),
+    click.option("--fields", metavar="NAME=FIELD,...", help="Other names of the rows' fields, e.g. text=body."),
+    click.option(
+        "--on-error",
+        type=click.Choice(["raise", "skip"]),
+        default="raise",
+        show_default=True,
+        help="For unreadable rows.",
+    ),
+    click.option(
+        "--held-out",
+        type=click.FloatRange(0, 0.9),
+        default=DEFAULT_HELD_OUT,
+        show_default=True,
+        help="Share of documents held out for validation, by digest of their prompt. Fixed with the first plan.",
+    ),
+    click.option(
+        "--block-bytes", type=click.IntRange(1024), help="Mean text of a block; by the corpus size if not given."
+    ),
+)
+
+
+def make_plan(
+    store: Store,
+    bar: Bar,
+    *,
+    dataset: str,
+    data: Sequence[str],
+    fields: str | None,
+    on_error: str,
+    held_out: float,
+    block_bytes: int | None,
+) -> tuple[str, list[str]]:
+    """The plan of a dataset: of the corpus if one is named, else of its newest version.
+
+    Returns:
+        The plan's digest, and lines to tell the user.
+    """
+    from logitstore.corpus import FieldMap
+    from logitstore.corpus_files import list_files
+    from logitstore.ingest import ingest
+    from logitstore.plan import PlanSettings
+
+    current = store.dataset(dataset).manifest if dataset in store.datasets() else None
+    if not data:
+        if current is None:
+            raise ConfigError(f"dataset {dataset!r} does not exist yet: name its corpus with --data")
+        return current.plan_digest, []
+    files = list_files(data)
+    num_bytes = sum(file.size for file in files)
+    settings = current.plan.settings if current else PlanSettings.for_corpus(num_bytes, held_out, block_bytes)
+    bar.start("reading", None)
+    names = FieldMap.parse(fields) if fields else FieldMap()
+    found = ingest(store, files, settings, names, on_error, lambda document: bar.add(0, note=document.source))
+    blocks = found.plan.blocks
+    num_documents = sum(block.num_documents for block in blocks)
+    lines = [f"plan: {num_documents} documents in {len(blocks)} blocks, {sum(b.num_bytes for b in blocks):,} bytes"]
+    if found.report is None:
+        lines[0] += " (corpus unchanged, not read again)"
+    elif found.report.num_skipped:
+        lines.append(f"skipped {found.report.num_skipped} unreadable rows, the first: {found.report.errors[0]}")
+    duplicates = sum(sum(block.multiplicities) - block.num_documents for block in blocks)
+    if duplicates:
+        lines.append(f"{duplicates} exact duplicates, stored once")
+    return found.plan_digest, lines

@@ -1,0 +1,52 @@
+"""``logitstore``: the command line. Commands import what they need when they run, so that ``--help`` is quick."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from types import FrameType
+
+import click
+from logitstore.cli.inspect import inspect
+from logitstore.cli.plan import plan
+from logitstore.cli.produce import produce
+from logitstore.cli.train import train
+from logitstore.cli.verify import verify
+
+from logitstore.errors import LogitStoreError
+
+USER_ERROR, INTERRUPTED = 2, 130
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(package_name="logitstore")
+def cli() -> None:
+    """Run the teacher once, keep its logits in a store, train any number of students from it."""
+
+
+for command in (plan, produce, train, inspect, verify):
+    cli.add_command(command)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run a command and exit: 0 done, 1 a check failed, 2 a user's error, 130 interrupted."""
+    signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        sys.exit(cli.main(arguments, prog_name="logitstore", standalone_mode=False) or 0)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(USER_ERROR)
+    except LogitStoreError as error:
+        click.echo(f"Error: {' '.join(str(error).split())}", err=True)
+        sys.exit(USER_ERROR)
+    except (KeyboardInterrupt, click.Abort):
+        click.echo("Interrupted. What was committed is kept; the same command goes on from there.", err=True)
+        sys.exit(INTERRUPTED)
+
+
+def _interrupt(signal_number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,83 @@
+"""Progress bars on standard error: how far, how fast, how long to go."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+
+class Bar:
+    """One bar at a time; rates are tokens per second over the whole of it. Quiet where nobody is watching."""
+
+    def __init__(self, *, quiet: bool = False) -> None:
+        self.console = Console(stderr=True)
+        self._progress = Progress(
+            SpinnerColumn(),
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TextColumn("{task.percentage:>3.0f}%"),
+            TextColumn("{task.fields[note]}"),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+            console=self.console,
+            disable=quiet or not self.console.is_terminal,
+        )
+        self._task: TaskID | None = None
+        self._num_tokens = 0
+
+    def __enter__(self) -> Self:
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._progress.stop()
+
+    def start(self, description: str, total: float | None) -> None:
+        """Begin a new bar in the place of the last one."""
+        if self._task is not None:
+            self._progress.remove_task(self._task)
+        self._num_tokens = 0
+        self._task = self._progress.add_task(description, total=total, note="")
+
+    def add(self, amount: float, *, num_tokens: int = 0, note: str = "") -> None:
+        """Move on by ``amount`` of the total."""
+        assert self._task is not None, "start() comes first"
+        self._num_tokens += num_tokens
+        elapsed = self._progress.tasks[-1].elapsed or 0.0
+        rate = f"{self._num_tokens / elapsed:,.0f} tokens/s" if elapsed > 0 and self._num_tokens else ""
+        self._progress.update(self._task, advance=amount, note=" ".join(filter(None, (rate, note))))
+
+    def show(self, done: float, total: float) -> None:
+        """Say how far it is, in all."""
+        assert self._task is not None, "start() comes first"
+        self._progress.update(self._task, completed=done, total=total)
+
+
+class ProduceBar(Bar):
+    """What ``logitstore.producer.run`` reports, on a bar over the bytes that are still to be scored."""
+
+    def begin(self, teacher: str, num_blocks: int, num_bytes: int) -> None:
+        self.start(f"{teacher}: {num_blocks} blocks", num_bytes)
+
+    def advance(self, num_tokens: int) -> None:
+        self.add(0, num_tokens=num_tokens)
+
+    def finish_block(self, num_bytes: int) -> None:
+        self.add(num_bytes)
+
+
+class TrainBar(Bar):
+    """What ``logitstore.consumer.trainer`` reports, on a bar over steps."""
+
+    def begin(self, step: int, total_steps: int) -> None:
+        self.start("training", total_steps)
+        self.add(step)
+
+    def advance(self, step: int, num_tokens: int, loss: float) -> None:
+        self.add(1, num_tokens=num_tokens, note=f"loss {loss:.4f}")

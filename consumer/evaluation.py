@@ -1,0 +1,102 @@
+"""Held-out measures of a student, against the text and against each teacher.
+
+Shapes: N charged tokens, R of them at a time, K entries, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from logitstore.consumer.batches import TeacherBatch
+from logitstore.consumer.data import TeacherColumns
+from logitstore.consumer.loss import DistillationLoss
+from logitstore.consumer.objectives import Objective
+from logitstore.consumer.stream import Stream
+from logitstore.consumer.student import Student
+from torch import Tensor
+
+_CHUNK_LOGITS = 1 << 23
+
+
+@dataclass
+class _Sums:
+    """Over the held-out tokens that a teacher has a row for, in nats."""
+
+    cross_entropy: float = 0.0
+    kl: float = 0.0
+    entropy: float = 0.0
+    teacher_nats: float = 0.0
+    agreements: float = 0.0
+    num_rows: int = 0
+
+
+@torch.no_grad()
+def evaluate(student: Student, stream: Stream, device: str) -> dict[str, float]:
+    """Measure a student on the held-out blocks of a stream's dataset.
+
+    Returns:
+        ``cross_entropy`` (nats a token) and ``bits_per_byte``; for each teacher ``kl/NAME`` (nats a token: forward KL on
+        the stored partition, or its unbiased estimate less the teacher's own entropy) or, where the entropy is not
+        known, ``teacher_cross_entropy/NAME``; ``top1_agreement/NAME``; ``teacher_bits_per_byte/NAME``. Empty if
+        nothing is held out.
+    """
+    student.model.eval()
+    measure = DistillationLoss(Objective({"kl": 1.0, "ce": 1.0}), stream.data.teachers, stream.temperature, device)
+    sums = {teacher.name: _Sums() for teacher in stream.data.teachers}
+    cross_entropy, num_tokens, num_bytes = 0.0, 0, 0
+    for bins in stream.held_out():
+        batch = stream.collate(bins).to(device)
+        terms = measure(student, batch).terms
+        cross_entropy += terms["ce"].item()
+        num_tokens += batch.num_charged
+        num_bytes += batch.num_bytes
+        likeliest_N = _likeliest(student, student.hidden(batch))
+        for columns, teacher in zip(stream.data.teachers, batch.teachers, strict=True):
+            _add(sums[columns.name], columns, teacher, terms[f"kl/{columns.name}"].item(), likeliest_N)
+    student.model.train()
+    if num_tokens == 0:
+        return {}
+    values = {"cross_entropy": cross_entropy / num_tokens, "bits_per_byte": cross_entropy / math.log(2) / num_bytes}
+    for name, found in sums.items():
+        values |= _teacher_values(name, found, num_bytes)
+    return values
+
+
+def _add(sums: _Sums, columns: TeacherColumns, teacher: TeacherBatch, kl: float, likeliest_N: Tensor) -> None:
+    has_row = teacher.has_row
+    num_rows = int(has_row.sum())
+    sums.num_rows += num_rows
+    if not teacher.rows.is_sample:
+        sums.kl += kl
+    elif teacher.entropy is not None:
+        sums.kl += kl - teacher.entropy[has_row].sum().item()
+    else:
+        sums.cross_entropy += kl
+    if teacher.logprob is not None:
+        sums.teacher_nats -= teacher.logprob[has_row].sum().item()
+    if columns.classes is not None:
+        student_class = torch.from_numpy(columns.classes.student_class).to(likeliest_N.device)
+        likeliest_N = student_class[likeliest_N].long()
+    best_N = teacher.rows.ids_NK.gather(-1, teacher.rows.log_masses_NK.argmax(-1, keepdim=True))[:, 0]
+    sums.agreements += (best_N == likeliest_N)[has_row].sum().item()
+
+
+def _teacher_values(name: str, sums: _Sums, num_bytes: int) -> dict[str, float]:
+    rows = max(1, sums.num_rows)
+    values = {f"top1_agreement/{name}": sums.agreements / rows}
+    if sums.cross_entropy:
+        values[f"teacher_cross_entropy/{name}"] = sums.cross_entropy / rows
+    else:
+        values[f"kl/{name}"] = sums.kl / rows
+    if sums.teacher_nats:
+        values[f"teacher_bits_per_byte/{name}"] = sums.teacher_nats / math.log(2) / num_bytes
+    return values
+
+
+def _likeliest(student: Student, hidden_ND: Tensor) -> Tensor:
+    """int64 [N]: the student's most likely token. Softcaps and positive scales do not change it."""
+    chunk = max(1, _CHUNK_LOGITS // student.head.shape[0])
+    bias = 0.0 if student.head_bias is None else student.head_bias
+    return torch.cat([(rows @ student.head.T + bias).argmax(-1) for rows in hidden_ND.split(chunk)])

@@ -1,0 +1,89 @@
+"""A batch's loss: the terms of the objective, summed over tokens, for one global denominator."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from logitstore.consumer.batches import Batch, TeacherBatch
+from logitstore.consumer.data import TeacherColumns
+from logitstore.consumer.objectives import Objective, teacher_loss, token_cross_entropy
+from logitstore.consumer.primitive import HeadOutputs, head_outputs
+from logitstore.consumer.student import Student
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class LossSums:
+    """Sums over a batch's charged tokens, in nats; divide by the global number of charged tokens."""
+
+    total: Tensor
+    """What is minimised, with its gradient."""
+    terms: dict[str, Tensor]
+    """``ce`` and ``kl/<teacher>``, unweighted, detached."""
+
+
+class DistillationLoss:
+    """The objective on a student's hidden states and the teachers' rows."""
+
+    def __init__(
+        self, objective: Objective, teachers: tuple[TeacherColumns, ...], temperature: float, device: str
+    ) -> None:
+        self.objective, self.temperature = objective, temperature
+        self.teachers = teachers if objective.weight("kl") > 0 else ()
+        self._groups = [
+            None if t.classes is None else torch.from_numpy(t.classes.student_class).long().to(device)
+            for t in self.teachers
+        ]
+
+    def __call__(self, student: Student, batch: Batch) -> LossSums:
+        hidden_ND = student.hidden(batch)
+        total, terms = hidden_ND.new_zeros((), dtype=torch.float32), {}
+        realised = None
+        for number, (columns, teacher) in enumerate(zip(self.teachers, batch.teachers, strict=False)):
+            shares_call = number == 0 and self.temperature == 1.0
+            outputs = self._outputs(
+                student, hidden_ND, teacher.rows.ids_NK, number, batch.targets if shares_call else None
+            )
+            realised = outputs if shares_call else realised
+            kl = self._kl(teacher, outputs)
+            total = total + self.objective.weight("kl") * columns.weight * kl
+            terms[f"kl/{columns.name}"] = kl.detach()
+        if realised is None:
+            no_ids = batch.targets.new_full((batch.num_charged, 1), -1)
+            realised = self._head(student, hidden_ND, no_ids, realised_T=batch.targets)
+        assert realised.realised_T is not None
+        ce = token_cross_entropy(realised.logsumexp_T, realised.realised_T).sum()
+        if self.objective.weight("ce") > 0:
+            total = total + self.objective.weight("ce") * ce
+        terms["ce"] = ce.detach()
+        return LossSums(total, terms)
+
+    def _kl(self, teacher: TeacherBatch, outputs: HeadOutputs) -> Tensor:
+        loss_N = teacher_loss(teacher.rows, outputs, self.temperature)
+        return torch.where(teacher.has_row, loss_N, 0.0).sum()
+
+    def _outputs(
+        self, student: Student, hidden_ND: Tensor, ids_NK: Tensor, number: int, targets: Tensor | None
+    ) -> HeadOutputs:
+        classes = self.teachers[number].classes
+        return self._head(
+            student,
+            hidden_ND,
+            ids_NK,
+            groups=self._groups[number],
+            num_groups=None if classes is None else classes.num_classes,
+            realised_T=targets,
+            temperature=self.temperature,
+        )
+
+    def _head(self, student: Student, hidden_ND: Tensor, ids_NK: Tensor, **options: object) -> HeadOutputs:
+        return head_outputs(
+            hidden_ND,
+            student.head,
+            ids_NK,
+            bias=student.head_bias,
+            softcap=student.transform.softcap,
+            scale=student.transform.scale,
+            **options,  # type: ignore[arg-type]
+        )

@@ -1,0 +1,136 @@
+"""The order of training: which bins make up which global batch.
+
+Blocks are shuffled by epoch and taken in groups; the bins of a group are shuffled and cut into batches of even size. All of
+it is a function of (dataset, sequence length, seed, epoch, group), so the state is where one stands, and a resumed run
+sees exactly what it would have seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from logitstore.consumer.batches import Batch, collate
+from logitstore.consumer.bins import Bin, pack_bins
+from logitstore.consumer.data import TrainingBlock, TrainingData
+
+from logitstore.errors import TrainingError
+
+_GROUP_BYTES = 16 << 20
+"""Text that a group of blocks has: enough to mix documents well, little enough to keep decoded twice."""
+
+PlacedBin = tuple[TrainingBlock, Bin]
+
+
+@dataclass(frozen=True, kw_only=True)
+class StreamConfig:
+    """What the order of training depends on, besides the dataset."""
+
+    sequence_length: int
+    """Tokens of a packed sequence."""
+    batch_tokens: int
+    """Tokens of a global batch, padding included."""
+    seed: int = 0
+
+    @property
+    def batch_sequences(self) -> int:
+        return max(1, self.batch_tokens // self.sequence_length)
+
+
+@dataclass(frozen=True)
+class StreamState:
+    """Where a stream stands: the next batch is number ``batch`` of group ``group`` of epoch ``epoch``."""
+
+    manifest: str
+    config: StreamConfig
+    epoch: int = 0
+    group: int = 0
+    batch: int = 0
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> StreamState:
+        return cls(**{**data, "config": StreamConfig(**data["config"])})
+
+
+class Stream:
+    """Global batches without end, epoch after epoch."""
+
+    def __init__(self, data: TrainingData, config: StreamConfig, temperature: float = 1.0) -> None:
+        self.data, self.config, self.temperature = data, config, temperature
+        self.state = StreamState(data.version.manifest.identity, config)
+        self._group_blocks = max(1, _GROUP_BYTES // data.version.manifest.plan.settings.block_bytes)
+        self._classes = [
+            None if teacher.classes is None else torch.from_numpy(teacher.classes.teacher_class.astype(np.int64))
+            for teacher in data.teachers
+        ]
+
+    def resume(self, state: StreamState) -> None:
+        """Continue where another stream of the same data and config stood.
+
+        Raises:
+            TrainingError: the dataset or the config differ.
+        """
+        if state.manifest != self.state.manifest:
+            raise TrainingError(
+                f"the run was trained on dataset {state.manifest[:16]}, which is now {self.state.manifest[:16]}: name the "
+                "version it began with (--dataset-version), or begin a new run"
+            )
+        if state.config != self.state.config:
+            raise TrainingError(f"the run reads its data with {state.config}, now {self.state.config} was asked for")
+        self.state = state
+
+    def __iter__(self) -> Iterator[list[PlacedBin]]:
+        """Global batches, as bins. After taking one, ``state`` says where the next one starts."""
+        with ThreadPoolExecutor(max_workers=1) as reader:
+            pending = self._load_group(reader, self.state)
+            while True:
+                blocks = [future.result() for future in pending]
+                here, following = self.state, self._after_group(self.state)
+                pending = self._load_group(reader, following)
+                batches = self._cut(blocks, here)
+                for number in range(here.batch, len(batches)):
+                    is_last = number + 1 == len(batches)
+                    self.state = following if is_last else replace(here, batch=number + 1)
+                    yield batches[number]
+
+    def held_out(self) -> Iterator[list[PlacedBin]]:
+        """Held-out bins in the plan's order, once."""
+        for number in self.data.held_out_blocks:
+            block = self.data.load(number)
+            bins = [(block, bin_) for bin_ in pack_bins(block.tokens, self.config.sequence_length)]
+            for begin in range(0, len(bins), self.config.batch_sequences):
+                yield bins[begin : begin + self.config.batch_sequences]
+
+    def collate(self, bins: list[PlacedBin]) -> Batch:
+        """Tensors of a batch or of a slice of it."""
+        return collate(bins, self.data.teachers, self.config.sequence_length, self.temperature, self._classes)
+
+    def _load_group(self, reader: ThreadPoolExecutor, state: StreamState) -> list[Future[TrainingBlock]]:
+        order = _shuffled(len(self.data.train_blocks), self.config.seed, state.epoch)
+        begin = state.group * self._group_blocks
+        members = sorted(order[begin : begin + self._group_blocks].tolist())
+        return [reader.submit(self.data.load, self.data.train_blocks[number]) for number in members]
+
+    def _after_group(self, state: StreamState) -> StreamState:
+        if (state.group + 1) * self._group_blocks < len(self.data.train_blocks):
+            return replace(state, group=state.group + 1, batch=0)
+        return replace(state, epoch=state.epoch + 1, group=0, batch=0)
+
+    def _cut(self, blocks: list[TrainingBlock], state: StreamState) -> list[list[PlacedBin]]:
+        bins = [(block, bin_) for block in blocks for bin_ in pack_bins(block.tokens, self.config.sequence_length)]
+        order = _shuffled(len(bins), self.config.seed, state.epoch, state.group)
+        # As even as can be: a last batch of one sequence would weigh as much as a full one.
+        num_batches = -(-len(bins) // self.config.batch_sequences)
+        return [[bins[n] for n in sorted(part.tolist())] for part in np.array_split(order, num_batches)]
+
+
+def _shuffled(size: int, *key: int) -> np.ndarray:
+    """A permutation of ``range(size)`` that is a function of ``key``."""
+    return np.random.Generator(np.random.Philox(np.random.SeedSequence(key))).permutation(size)

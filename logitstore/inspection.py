@@ -1,0 +1,208 @@
+"""What is in a store, in numbers and, for one document, in words."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from logitstore.columns import inputs_of
+from logitstore.errors import StoreError
+from logitstore.manifest import Column, Manifest
+from logitstore.plan import HELD_OUT
+from logitstore.signals import read_sparse
+from logitstore.store import DatasetVersion, Store
+from logitstore.token_parts import read_tokens
+from logitstore.tokenizer import Tokenizer
+
+_GROUPS = {"text": "text", "tokens": "tokens", "signal": "signals", "alignment": "alignments"}
+
+
+def describe_store(store: Store) -> dict[str, Any]:
+    """JSON-able: the store's URL and its datasets with their newest version."""
+    datasets = {name: describe_dataset(store, store.dataset(name)) for name in store.datasets()}
+    return {"store": store.storage.url, "datasets": datasets}
+
+
+def describe_dataset(store: Store, version: DatasetVersion) -> dict[str, Any]:
+    """JSON-able: counts, sizes by kind and array, teachers, tokenizers, alignments with their coverage."""
+    manifest = version.manifest
+    blocks = manifest.plan.blocks
+    num_tokens = _num_tokens(manifest)
+    num_bytes = {group: _stored_bytes(manifest, kind) for kind, group in _GROUPS.items()}
+    return {
+        "dataset": version.name,
+        "version": version.number,
+        "manifest_digest": manifest.identity,
+        "num_blocks": len(blocks),
+        "num_documents": sum(block.num_documents for block in blocks),
+        "num_held_out_documents": sum(block.num_documents for block in blocks if block.split == HELD_OUT),
+        "num_duplicates": sum(sum(block.multiplicities) - block.num_documents for block in blocks),
+        "num_text_bytes": sum(block.num_bytes for block in blocks),
+        "num_tokens": num_tokens,
+        "total_bytes": sum(num_bytes.values()),
+        "bytes_per_token": {
+            group: size / num_tokens if num_tokens else None
+            for group, size in {**num_bytes, "total": sum(num_bytes.values())}.items()
+        },
+        "teachers": _teachers(manifest),
+        "tokenizers": {column.label: column.template["tokenizer"] for column in manifest.find("tokens")},
+        "alignments": [_alignment(manifest, column) for column in manifest.find("alignment")],
+        "columns": [_column(store, manifest, column) for column in manifest.columns],
+    }
+
+
+@dataclass(frozen=True)
+class TokenView:
+    """A token as its teacher saw it coming.
+
+    Attributes:
+        text: printable.
+        logprob: of the token, nats; None where the teacher said nothing.
+        candidates: (printable token, log-prob, whether sampled), in the stored order.
+    """
+
+    text: str
+    logprob: float | None
+    candidates: tuple[tuple[str, float, bool], ...]
+
+
+@dataclass(frozen=True)
+class DocumentView:
+    """A document's tokens with a teacher's candidates, and where they lie."""
+
+    teacher: str
+    block: int
+    source: str
+    signal_path: str
+    tokens: tuple[TokenView, ...]
+
+
+def view_document(store: Store, version: DatasetVersion, number: int, teacher: str | None = None) -> DocumentView:
+    """Look at a document.
+
+    Args:
+        store: the store.
+        version: of the dataset.
+        number: of the document, in the plan's order.
+        teacher: by name; the first one by default.
+
+    Raises:
+        StoreError: no such document or teacher.
+    """
+    manifest = version.manifest
+    signal = _sparse_of(manifest, teacher)
+    block, within = _locate(manifest, number)
+    tokens_column = manifest.column(signal.template["tokens"])
+    assert tokens_column is not None, "a signal's tokens are in its manifest"
+    tokens = read_tokens(store.column_part(tokens_column, block))
+    part = store.column_part(signal, block)
+    begin, end = int(tokens.begins[within]), int(tokens.ends[within])
+    rows = read_sparse(part).rows.slice_rows(begin, end)
+    tokenizer = stored_tokenizer(store, manifest, tokens_column.id)
+    logprobs = rows.logprobs()
+    views = []
+    for row, token in enumerate(tokens.ids[begin:end].tolist()):
+        first, last = rows.offsets[row], rows.offsets[row + 1]
+        candidates = tuple(
+            (tokenizer.token_text(int(rows.ids[n])), float(logprobs[n]), bool(rows.sampled[n]))
+            for n in range(first, last)
+        )
+        # Column 0 is the realised token itself; among the candidates it takes its place by log-prob.
+        candidates = tuple(sorted(candidates, key=lambda candidate: -candidate[1]))
+        views.append(
+            TokenView(tokenizer.token_text(token), float(logprobs[first]) if last > first else None, candidates)
+        )
+    plan_block = manifest.plan.blocks[block]
+    source = manifest.plan.sources[plan_block.sources[within]]
+    return DocumentView(signal.label, block, source, store.storage.child_url(part.path), tuple(views))
+
+
+def stored_tokenizer(store: Store, manifest: Manifest, tokens: str) -> Tokenizer:
+    """The tokenizer of a tokens column (by its id), restored from the store's assets."""
+    column = manifest.column(tokens)
+    if column is None:
+        raise StoreError(f"no tokens column {tokens[:16]} in this dataset version")
+    rendering = column.template["rendering"]
+    template = store.asset(rendering["template"]) if rendering["template"] else None
+    return Tokenizer.from_asset(store.asset(column.template["tokenizer"]), rendering, template)
+
+
+def _num_tokens(manifest: Manifest) -> int:
+    """Tokens of the first teacher; of the first tokenizer while there is none."""
+    signals = [column.template["tokens"] for column in manifest.find("signal")]
+    tokens = [column for column in manifest.find("tokens") if not signals or column.id in signals]
+    return tokens[0].stats.get("num_rows", 0) if tokens else 0
+
+
+def _stored_bytes(manifest: Manifest, kind: str) -> int:
+    return sum(cell.num_bytes for column in manifest.find(kind) for cell in column.cells if cell is not None)
+
+
+def _teachers(manifest: Manifest) -> list[dict[str, Any]]:
+    names = dict.fromkeys(column.label for column in manifest.find("signal"))
+    return [
+        {
+            "name": name,
+            "fingerprint": next(c.template["teacher"] for c in manifest.find("signal") if c.label == name),
+            "signals": [_signal_name(c) for c in manifest.find("signal") if c.label == name],
+        }
+        for name in names
+    ]
+
+
+def _signal_name(column: Column) -> str:
+    selection = column.template.get("selection")
+    if selection is None:
+        return column.template["signal"]
+    return f"{column.template['signal']} {selection['policy']}:{selection.get('k') or selection.get('theta')}"
+
+
+def _alignment(manifest: Manifest, column: Column) -> dict[str, Any]:
+    teacher, student = (manifest.column(column.template[side]) for side in ("teacher_tokens", "student_tokens"))
+    assert teacher is not None and student is not None, "an alignment's tokens are in its manifest"
+    return {
+        "teacher_tokenizer": teacher.label,
+        "student_tokenizer": student.label,
+        "coverage": column.stats.get("num_covered", 0) / max(1, column.stats.get("num_content_tokens", 0)),
+        "num_spans": column.stats.get("num_spans", 0),
+        "num_one_to_one": column.stats.get("num_one_to_one", 0),
+    }
+
+
+def _column(store: Store, manifest: Manifest, column: Column) -> dict[str, Any]:
+    rows = column.stats.get("num_rows", 0)
+    arrays = {name.removeprefix("bytes."): size for name, size in column.stats.items() if name.startswith("bytes.")}
+    first = next((cell for cell in column.cells if cell is not None), None)
+    entries = column.stats.get("num_entries")
+    return {
+        "kind": column.kind,
+        "label": column.label,
+        "what": _signal_name(column) if column.kind == "signal" else column.kind,
+        "id": column.id,
+        "inputs": inputs_of(column.template),
+        "num_rows": rows,
+        "num_holes": column.num_holes,
+        "entries_per_row": None if entries is None else entries / max(1, column.stats["num_scored"]),
+        "bytes": arrays,
+        "example": None if first is None else store.storage.child_url(f"parts/{first.part}"),
+    }
+
+
+def _sparse_of(manifest: Manifest, teacher: str | None) -> Column:
+    columns = list(manifest.find("signal", signal="sparse"))
+    found = [column for column in columns if teacher in {None, column.label}]
+    if not found:
+        known = ", ".join(dict.fromkeys(column.label for column in columns)) or "none"
+        raise StoreError(f"no sparse signal of teacher {teacher or '(any)'!r} in this dataset; teachers: {known}")
+    return found[0]
+
+
+def _locate(manifest: Manifest, number: int) -> tuple[int, int]:
+    """Block, and number within it, of a document."""
+    ends = np.cumsum([block.num_documents for block in manifest.plan.blocks])
+    if not 0 <= number < ends[-1]:
+        raise StoreError(f"document {number}: the dataset has documents 0 to {ends[-1] - 1}")
+    block = int(np.searchsorted(ends, number, side="right"))
+    return block, number - int(ends[block]) + manifest.plan.blocks[block].num_documents

@@ -1,0 +1,159 @@
+"""What a produce run was asked for, checked before anything long begins."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from logitstore.producer.packing import Windows
+from logitstore.producer.selection import Policy, ThresholdBudget, parse_selection
+
+from logitstore.errors import ConfigError, TokenizerError
+from logitstore.hub import resolve_folder, split_model
+from logitstore.signals import SIGNALS
+from logitstore.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProduceConfig:
+    """How teachers are run. The names are those of the options of ``logitstore produce``."""
+
+    signals: tuple[str, ...] = SIGNALS
+    """Which signals to store."""
+    select: str = "threshold:12"
+    """Selection policy of the sparse signal."""
+    temperatures: tuple[float, ...] = (1.0,)
+    """Temperatures that a student may be trained at from ``topk`` entries."""
+    max_length: int | None = None
+    """Tokens that a teacher sees at once; its context length by default."""
+    overlap: int | None = None
+    """Tokens of context that a window of a long document repeats; a quarter of the window by default."""
+    dtype: str = "auto"
+    """``bf16``, ``fp16``, ``fp32``; ``auto`` is bf16 on a GPU and fp32 on a CPU."""
+    device: str = "auto"
+    """``cpu``, ``cuda``, ``cuda:1``; ``auto`` takes a GPU if there is one."""
+    batch_tokens: int | None = None
+    """Tokens of a packed batch."""
+    deterministic: bool | None = None
+    """Bitwise repeatable signals; the default on a CPU."""
+    threads: int | None = None
+    """CPU threads of torch; those of the machine by default."""
+    seed: int = 0
+    """Of the sampled entries."""
+    allow_pickle: bool = False
+    trust_remote_code: bool = False
+
+    def __post_init__(self) -> None:
+        for signal in self.signals:
+            if signal not in SIGNALS:
+                raise ConfigError(f"--signals {signal!r}: expected some of {', '.join(SIGNALS)}")
+        if 1.0 not in self.temperatures or min(self.temperatures) <= 0:
+            raise ConfigError(f"--temperatures {self.temperatures}: expected positive numbers, 1 among them")
+        if len(self.temperatures) > 1 and self.policy_theta_may_sample:
+            raise ConfigError(
+                "--temperatures other than 1 need --select topk:K: threshold draws made at temperature 1 cannot serve another"
+            )
+
+    @property
+    def selection(self) -> Policy | ThresholdBudget:
+        return parse_selection(self.select, self.seed)
+
+    @property
+    def policy_theta_may_sample(self) -> bool:
+        return not self.select.startswith("topk")
+
+    def resolved_device(self) -> str:
+        if self.device != "auto":
+            return self.device
+        import torch
+
+        return "cuda" if torch.cuda.is_available() else "cpu"
+
+    def check_device(self) -> None:
+        """Refuse a device that is not there, before anything long.
+
+        Raises:
+            ConfigError: no such device.
+        """
+        import torch
+
+        try:
+            torch.empty(1, device=self.resolved_device())
+        except (RuntimeError, AssertionError) as error:
+            raise ConfigError(f"--device {self.device}: not usable here: {str(error).splitlines()[0]}") from error
+
+    def resolved_dtype(self, device: str) -> str:
+        return self.dtype if self.dtype != "auto" else ("fp32" if device == "cpu" else "bf16")
+
+    def resolved_threads(self) -> int:
+        return self.threads or len(os.sched_getaffinity(0))
+
+
+@dataclass(frozen=True)
+class TeacherRequest:
+    """One teacher: its name in the dataset, its folder, its tokenizer, and how long it sees."""
+
+    name: str
+    folder: Path
+    tokenizer: Tokenizer
+    windows: Windows
+    fingerprint: str = field(repr=False)
+
+    @classmethod
+    def parse(cls, text: str, config: ProduceConfig, chat_template: str | None = None) -> TeacherRequest:
+        """``[NAME=]MODEL[@REVISION]``, resolved and checked.
+
+        Raises:
+            ModelError: no such model, or it is not what its configuration says.
+            TokenizerError: its tokenizer has ids that the model does not.
+            ConfigError: ``max_length`` is longer than its context.
+        """
+        from logitstore.producer.fingerprint import fingerprint_model
+        from logitstore.producer.teacher import configured_vocabulary, context_length
+
+        name, model = "", text
+        if "=" in text and not Path(text).expanduser().exists():
+            name, model = text.split("=", 1)
+        model, revision = split_model(model)
+        folder = resolve_folder(model, revision, pickle=config.allow_pickle)
+        tokenizer = Tokenizer.from_folder(str(folder), chat_template)
+        vocabulary = configured_vocabulary(folder)
+        if tokenizer.vocab_size > vocabulary:
+            raise TokenizerError(
+                f"{folder}: its tokenizer has {tokenizer.vocab_size} tokens, its model only {vocabulary}: they do not "
+                "belong together; save the right tokenizer beside the model"
+            )
+        windows = _windows(str(folder), context_length(folder), config)
+        fingerprint = fingerprint_model(folder, allow_pickle=config.allow_pickle)
+        return cls(name or folder.resolve().name, folder, tokenizer, windows, fingerprint)
+
+
+def load_student_tokenizer(text: str, chat_template: str | None = None) -> Tokenizer:
+    """``TOK[@REVISION]``: a folder, a ``tokenizer.json`` or a hub id."""
+    model, revision = split_model(text)
+    return Tokenizer.from_folder(str(resolve_folder(model, revision, tokenizer_only=True)), chat_template)
+
+
+def execution(config: ProduceConfig, device: str, batch_tokens: int) -> dict[str, Any]:
+    """What a deterministic run adds to the recipe: all that the bits of a forward pass depend on."""
+    deterministic = config.deterministic if config.deterministic is not None else device == "cpu"
+    if not deterministic:
+        return {}
+    plan = {"device": device.split(":")[0], "batch_tokens": str(batch_tokens)}
+    if device == "cpu":
+        plan["threads"] = str(config.resolved_threads())
+    return {"deterministic": plan}
+
+
+def _windows(where: str, context: int, config: ProduceConfig) -> Windows:
+    length = config.max_length or context
+    if length > context:
+        raise ConfigError(f"--max-length {length}: {where} sees at most {context} tokens")
+    if length < 2:
+        raise ConfigError(f"--max-length {length}: at least 2 tokens are needed")
+    overlap = length // 4 if config.overlap is None else config.overlap
+    if not 0 <= overlap < length:
+        raise ConfigError(f"--overlap {overlap}: expected 0 <= overlap < max-length ({length})")
+    return Windows(length, overlap)
