@@ -20,10 +20,12 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 KEEP_BYTES = 128 * 2**20
-"""Up to this size of [T, V] its softmax is kept for the backward pass (a third of what cross-entropy keeps)."""
+"""Up to this size of [T, V] its softmax is kept for the backward pass: a third of what cross-entropy on full logits
+holds at its peak, for 15 % less time than forming the logits again (one core, T=2048, D=192, V=4096, K=24)."""
 
-CHUNK_BYTES = {"cpu": 4 * 2**20}
-"""Size of a chunk's logits by device type: on CPU they should stay in the cache between the passes over them."""
+CHUNK_BYTES = {"cpu": 8 * 2**20}
+"""Size of a chunk's logits by device type. On CPU they should stay in the cache between the passes over them (2 MiB and
+all of 32 MiB each cost 15 % more), and more chunks are more barriers, which are dear where cores are shared."""
 
 CHUNK_BYTES_ELSEWHERE = 256 * 2**20
 """The same on accelerators, where small chunks would leave the matrix units idle."""
