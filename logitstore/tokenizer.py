@@ -66,7 +66,7 @@ class Tokenizer:
         self._token_bytes = [None if n in self._special_ids else data for n, data in enumerate(cutter.token_bytes)]
 
     @classmethod
-    def from_folder(cls, path: str, chat_template: str | None = None) -> Tokenizer:
+    def from_folder(cls, path: str | Path, chat_template: str | None = None) -> Tokenizer:
         """Load a tokenizer as ``save_pretrained`` writes it.
 
         Args:

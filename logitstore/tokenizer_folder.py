@@ -22,18 +22,15 @@ class TokenizerFolder:
     chat_template: str | None
 
 
-def read_tokenizer_folder(path: str) -> TokenizerFolder:
+def read_tokenizer_folder(path: str | Path) -> TokenizerFolder:
     """Read a folder as ``save_pretrained`` leaves it, or a ``tokenizer.json`` with what stands beside it.
 
     Raises:
         TokenizerError: there is no ``tokenizer.json``, or a file is not JSON.
     """
-    folder = Path(path).expanduser()
-    file = folder
-    if folder.suffix == ".json":
-        folder = folder.parent
-    else:
-        file = folder / "tokenizer.json"
+    given = Path(path).expanduser()
+    file = given if given.is_file() else given / "tokenizer.json"
+    folder = file.parent
     if not file.is_file():
         raise TokenizerError(
             f"{path}: no tokenizer.json there: make one with AutoTokenizer.from_pretrained(...).save_pretrained(...)"

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from builders import TEXTS, build_bytelevel_tokenizer, build_metaspace_tokenizer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from logitstore.alignment import Alignment, AlignmentStatistics, align
+from logitstore.documents import Document, Segment
 from logitstore.errors import StoreError
+from logitstore.tokenizer import Tokenizer
 
 
 def to_arrays(documents, exact=None):
@@ -113,6 +116,25 @@ def test_statistics_add_up():
     one, two = AlignmentStatistics(1, 1, 4, 1), AlignmentStatistics(2, 0, 4, 3)
     assert one + two == AlignmentStatistics(3, 1, 8, 4)
     assert (one + two).coverage == 0.5
+
+
+def test_align_real_tokenizers_at_equal_bytes(tmp_path):
+    kinds = {"a": build_bytelevel_tokenizer, "b": build_metaspace_tokenizer}
+    tokenizers = [Tokenizer.from_folder(build(tmp_path / name)) for name, build in kinds.items()]
+    documents = [Document((Segment("text", text),)) for text in TEXTS]
+    documents.append(Document((Segment("user", " What? 🎉"), Segment("assistant", "That,\r\nover the lazy dog."))))
+    sides = []
+    for tokenizer in tokenizers:
+        tokenised = tokenizer.tokenize(documents)
+        lengths = np.concatenate([tokens.byte_lengths for tokens in tokenised])
+        sides.append((lengths, np.cumsum([len(tokens.ids) for tokens in tokenised]), np.ones(len(documents), bool)))
+    alignment = align(*sides[0], *sides[1])
+    starts = [
+        (np.cumsum(lengths) - lengths)[rows] for (lengths, _, _), rows in zip(sides, alignment.pairs(), strict=True)
+    ]
+    assert np.array_equal(*starts)
+    assert alignment.statistics.coverage == 1.0
+    assert (~(sides[1][0] > 0) & alignment.shared_b).sum() == len(TEXTS) + 2  # each EOS and each end of turn
 
 
 @pytest.mark.parametrize(

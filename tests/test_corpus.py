@@ -268,6 +268,17 @@ def test_read_documents_names_a_file_that_has_gone(tmp_path):
         list(read_documents(files))
 
 
+def test_read_documents_names_a_file_that_is_forbidden(tmp_path, monkeypatch):
+    files = list_files([write_lines(tmp_path / "a.jsonl", ROWS)])
+
+    def refuse(*args, **kwargs):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(fsspec, "open", refuse)  # root may read everything, so take the right away here
+    with pytest.raises(CorpusError, match=r"a\.jsonl: permission denied"):
+        list(read_documents(files))
+
+
 def test_read_documents_streams(tmp_path):
     path = write_lines(tmp_path / "a.jsonl", [{"text": "first"}, b"not json\n"])
     assert next(iter(read_documents(list_files([path])))).text == "first"
