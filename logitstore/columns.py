@@ -53,8 +53,9 @@ def recipe_for(template: Template, block: str, answers: Mapping[str, Answer]) ->
 
 
 def find_answers(store: Store, plan: Plan, templates: Iterable[Template]) -> list[dict[str, Answer]]:
-    """For each block of a plan, the stored answers by column id."""
-    ordered = sorted(templates, key=lambda template: _DEPENDENCY_ORDER.index(template["kind"]))
+    """For each block of a plan, the stored answers by column id: those of the text and of the templates."""
+    wanted = {digest_json(template): template for template in (TEXT_TEMPLATE, *templates)}
+    ordered = sorted(wanted.values(), key=lambda template: _DEPENDENCY_ORDER.index(template["kind"]))
     found: list[dict[str, Answer]] = []
     for block in plan.blocks:
         answers: dict[str, Answer] = {}

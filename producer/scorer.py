@@ -1,0 +1,166 @@
+"""One teacher at work on a dataset: its recipes, its model (loaded when first needed), the blocks it scores."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable, Mapping
+from importlib.metadata import version
+from typing import Any
+
+import numpy as np
+import torch
+
+from logitstore.columns import TEXT_ID, Template, recipe_for
+from logitstore.digests import decimal, digest_json
+from logitstore.documents import Document
+from logitstore.plan import Plan
+from logitstore.producer.calibration import resolve_theta
+from logitstore.producer.request import ProduceConfig, TeacherRequest, execution
+from logitstore.producer.scoring import ScoredBlock, score_block
+from logitstore.producer.selection import Policy, Threshold, ThresholdBudget
+from logitstore.producer.teacher import Teacher
+from logitstore.recipes import Answer, Recipe
+from logitstore.signals import stage_scalars, stage_sparse
+from logitstore.sparse import STEP_NATS
+from logitstore.store import Store
+from logitstore.text_columns import TextColumns
+from logitstore.text_parts import read_documents_of
+from logitstore.token_parts import read_tokens, tokens_template
+
+_BATCH_TOKENS = {"cpu": 1024, "cuda": 16384}
+
+
+class Scorer:
+    """Answers the signal recipes of one teacher.
+
+    Attributes:
+        requested: by column id, (template, label) of its signals.
+        num_forward_tokens: tokens that went through the model.
+        num_scored_blocks: blocks that did.
+    """
+
+    def __init__(
+        self, store: Store, plan: Plan, texts: TextColumns, request: TeacherRequest, config: ProduceConfig
+    ) -> None:
+        self._store, self._texts, self._request, self._config = store, texts, request, config
+        self._device = config.resolved_device()
+        self._batch_tokens = config.batch_tokens or _BATCH_TOKENS.get(self._device.split(":")[0], 4096)
+        self._teacher: Teacher | None = None
+        self._tokens = digest_json(tokens_template(request.tokenizer))
+        self._policy = self._resolve_policy(plan) if "sparse" in config.signals else None
+        self._templates = {signal: self._template(signal) for signal in config.signals}
+        self.requested: dict[str, tuple[Template, str]] = {
+            digest_json(template): (template, request.name) for template in self._templates.values()
+        }
+        self.num_forward_tokens = 0
+        self.num_scored_blocks = 0
+
+    def fill(self, block: str, answers: Mapping[str, Answer], progress: Callable[[int], None]) -> None:
+        """Score a block and commit whichever of its signals are still missing.
+
+        Args:
+            block: its digest.
+            answers: by column id, its text and tokens.
+            progress: called with the number of tokens after each batch.
+        """
+        missing: dict[str, Recipe] = {}
+        for signal, template in self._templates.items():
+            recipe = recipe_for(template, block, answers)
+            assert recipe is not None, "tokens are filled before signals"
+            if self._store.answer(recipe) is None:
+                missing[signal] = recipe
+        if not missing:
+            return
+        documents = read_documents_of(self._store.part(answers[TEXT_ID].part))
+
+        def advance(num_tokens: int) -> None:
+            self.num_forward_tokens += num_tokens
+            progress(num_tokens)
+
+        scored = score_block(
+            self.teacher,
+            read_tokens(self._store.part(answers[self._tokens].part)),
+            _digest_words(documents),
+            self._request.windows,
+            self._batch_tokens,
+            self._policy,
+            self._config.temperatures,
+            advance,
+        )
+        self.num_scored_blocks += 1
+        for signal, recipe in missing.items():
+            self._commit(signal, recipe, scored)
+
+    @property
+    def teacher(self) -> Teacher:
+        """The model, loaded now if it was not."""
+        if self._teacher is None:
+            self._teacher = Teacher.load(
+                self._request.folder,
+                dtype=self._config.resolved_dtype(self._device),
+                device=self._device,
+                allow_pickle=self._config.allow_pickle,
+                trust_code=self._config.trust_remote_code,
+            )
+        return self._teacher
+
+    def _template(self, signal: str) -> dict[str, Any]:
+        temperatures = [decimal(temperature) for temperature in self._config.temperatures]
+        template = {"kind": "signal", "signal": signal, "temperatures": temperatures, **self._common_recipe()}
+        if signal == "sparse":
+            assert self._policy is not None, "a sparse signal has a selection"
+            template["selection"] = self._policy.to_json()
+        return template
+
+    def _common_recipe(self) -> dict[str, Any]:
+        return {
+            "version": "1",
+            "teacher": self._request.fingerprint,
+            "tokens": self._tokens,
+            "windows": self._request.windows.to_json(),
+            "dtype": self._config.resolved_dtype(self._device),
+            "step_nats": decimal(STEP_NATS),
+            **execution(self._config, self._device, self._batch_tokens),
+        }
+
+    def _resolve_policy(self, plan: Plan) -> Policy:
+        selection = self._config.selection
+        if not isinstance(selection, ThresholdBudget):
+            return selection
+        tokens = self._texts.tokens(self._tokens, plan.settings.calibration_block)
+        recipe = {
+            "kind": "theta",
+            **self._common_recipe(),
+            "entries": decimal(selection.entries),
+            "tokens_content": tokens.content,
+        }
+        answer = self._store.answer(recipe)
+        if answer is None:
+            block = read_tokens(self._store.part(tokens.part))
+            theta = resolve_theta(
+                self.teacher, block, self._request.windows, self._batch_tokens, selection.entries
+            )
+            answer = self._store.commit_result(recipe, {"theta": decimal(theta)}, self._provenance())
+        return Threshold(float(answer.result["theta"]), selection.seed)
+
+    def _commit(self, signal: str, recipe: Recipe, scored: ScoredBlock) -> None:
+        stats = {"num_rows": len(scored.scored), "num_scored": int(scored.scored.sum())}
+        if signal == "scalars":
+            part = stage_scalars(scored.scalars, scored.scored, self._config.temperatures)
+        else:
+            assert scored.sparse is not None, "a sparse signal has a selection"
+            part = stage_sparse(scored.sparse)
+            stats["num_entries"] = scored.sparse.rows.num_entries
+        self._store.commit_part(recipe, part, stats, self._provenance())
+
+    def _provenance(self) -> dict[str, str]:
+        """Who made a part, for people; no recipe depends on it."""
+        on_gpu = self._device.startswith("cuda")
+        device = torch.cuda.get_device_name(self._device) if on_gpu else platform.machine()
+        libraries = ("logitstore", "torch", "transformers", "zarr")
+        return {"device": device, "attention": "sdpa", **{name: version(name) for name in libraries}}
+
+
+def _digest_words(documents: list[Document]) -> np.ndarray:
+    """uint64 [D]: 64 bits of each document's digest."""
+    return np.array([int.from_bytes(document.digest()[16:24], "big") for document in documents], np.uint64)
