@@ -158,13 +158,16 @@ class Tokenizer:
 
     def save(self, folder: Path) -> None:
         """Write a folder that ``transformers.AutoTokenizer`` and ``from_folder`` load."""
-        write_tokenizer_folder(
-            folder,
-            decode_tokenizer(self._asset),
-            bos_token=self._cutter.spelling(self.bos_ids[0]) if self.bos_ids else None,
-            eos_token=self._cutter.spelling(self.eos_ids[-1]) if self.eos_ids else None,
+        special_tokens = {} if self._chat_template is None else dict(self._chat_template.variables)
+        for name, ids in (("bos_token", self.bos_ids), ("eos_token", self.eos_ids)):
+            special_tokens.update((name, spelling) for spelling in map(self._cutter.spelling, ids[:1]) if spelling)
+        saved = TokenizerFolder(
+            tokenizer_json=decode_tokenizer(self._asset),
+            special_tokens=special_tokens,
+            add_bos_token=bool(self.bos_ids),
             chat_template=None if self._chat_template is None else self._chat_template.source,
         )
+        write_tokenizer_folder(folder, saved)
 
     def token_text(self, index: int) -> str:
         r"""A token as a terminal shows it: spaces as they are, line ends as ``⏎``, what is not UTF-8 as ``\xNN``."""

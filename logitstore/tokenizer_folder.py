@@ -44,23 +44,16 @@ def read_tokenizer_folder(path: str | Path) -> TokenizerFolder:
     )
 
 
-def write_tokenizer_folder(
-    folder: Path,
-    tokenizer_json: dict[str, Any],
-    *,
-    bos_token: str | None,
-    eos_token: str | None,
-    chat_template: str | None,
-) -> None:
+def write_tokenizer_folder(path: Path, tokenizer: TokenizerFolder) -> None:
     """Write a folder that ``read_tokenizer_folder`` and transformers read."""
-    config = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": bos_token, "eos_token": eos_token}
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "tokenizer.json").write_text(json.dumps(tokenizer_json, ensure_ascii=False), encoding="utf-8")
-    (folder / "tokenizer_config.json").write_text(
-        json.dumps({name: value for name, value in config.items() if value is not None}, indent=1), encoding="utf-8"
-    )
-    if chat_template is not None:
-        (folder / "chat_template.jinja").write_text(chat_template, encoding="utf-8")
+    path.mkdir(parents=True, exist_ok=True)
+    config: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", **tokenizer.special_tokens}
+    if tokenizer.add_bos_token:
+        config["add_bos_token"] = True
+    (path / "tokenizer.json").write_text(json.dumps(tokenizer.tokenizer_json, ensure_ascii=False), encoding="utf-8")
+    (path / "tokenizer_config.json").write_text(json.dumps(config, indent=1), encoding="utf-8")
+    if tokenizer.chat_template is not None:
+        (path / "chat_template.jinja").write_text(tokenizer.chat_template, encoding="utf-8")
 
 
 def _read_json(file: Path) -> dict[str, Any]:

@@ -272,6 +272,15 @@ def test_from_asset_restores_an_identical_tokenizer(load, kind):
         assert np.array_equal(before.byte_lengths, after.byte_lengths)
 
 
+@pytest.mark.parametrize("kind", ["bytelevel", "sentencepiece"])
+def test_save_writes_a_folder_that_loads_as_the_same_tokenizer(load, tmp_path, kind):
+    tokenizer = load(kind)
+    tokenizer.save(tmp_path)
+    saved = Tokenizer.from_folder(tmp_path)
+    assert saved.asset() == tokenizer.asset()
+    assert saved.rendering() == tokenizer.rendering()
+
+
 def test_from_asset_restores_what_a_template_asks_for(tmp_path):
     template = "{% for m in messages %}{{ m.content }}{{ pad_token }}{% endfor %}"
     build_bytelevel_tokenizer(tmp_path, chat_template=template)
@@ -279,6 +288,8 @@ def test_from_asset_restores_what_a_template_asks_for(tmp_path):
     tokenizer = Tokenizer.from_folder(str(tmp_path))
     restored = Tokenizer.from_asset(tokenizer.asset(), tokenizer.rendering(), tokenizer.template_asset())
     assert restored.tokenize([chat_document("a")])[0].ids.tolist()[-1] == IM_END
+    restored.save(tmp_path / "saved")
+    assert Tokenizer.from_folder(tmp_path / "saved").rendering() == tokenizer.rendering()
 
 
 def test_from_asset_refuses_another_template_and_another_version(load):
