@@ -53,7 +53,7 @@ def _read_mapping(path: str) -> dict[str, Any]:
 
 
 def _as_typed(parameter: click.Parameter, value: Any) -> Any:
-    """What YAML gives, as it would have been typed: lists for options that repeat, text such as ``a,b`` for the rest."""
+    """What YAML gives, as it would have been typed: a list for options that repeat, text for the rest."""
     if parameter.multiple or parameter.nargs == -1:
         return value if isinstance(value, list) else [value]
     if isinstance(value, dict):

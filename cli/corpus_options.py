@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import click
+
 from logitstore.cli.option_groups import option_group
 from logitstore.cli.progress import Bar
-
 from logitstore.errors import ConfigError
 from logitstore.plan import DEFAULT_HELD_OUT
 from logitstore.store import Store

@@ -74,8 +74,8 @@ def _show_dataset(found: dict[str, Any]) -> None:
     console = Console()
     console.print(f"[bold]{found['dataset']}[/] version {found['version']}, manifest {found['manifest_digest']}")
     console.print(
-        f"{found['num_documents']:,} documents ({found['num_held_out_documents']:,} held out) in {found['num_blocks']:,} "
-        f"blocks, {_size(found['num_text_bytes'])} of text, {found['num_tokens']:,} tokens"
+        f"{found['num_documents']:,} documents ({found['num_held_out_documents']:,} held out) in "
+        f"{found['num_blocks']:,} blocks, {_size(found['num_text_bytes'])} of text, {found['num_tokens']:,} tokens"
     )
     table = Table("column", "what", "array", "stored", "bytes/token", "rows", "holes", box=None, pad_edge=False)
     for column in found["columns"]:

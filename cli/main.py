@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from types import FrameType
 
 import click
+
 from logitstore.cli.inspect import inspect
 from logitstore.cli.plan import plan
 from logitstore.cli.produce import produce
 from logitstore.cli.train import train
 from logitstore.cli.verify import verify
-
 from logitstore.errors import LogitStoreError
 
 USER_ERROR, INTERRUPTED = 2, 130
@@ -31,6 +32,11 @@ for command in (plan, produce, train, inspect, verify):
 def main(arguments: list[str] | None = None) -> None:
     """Run a command and exit: 0 done, 1 a check failed, 2 a user's error, 130 interrupted."""
     signal.signal(signal.SIGTERM, _interrupt)
+    # Before torch loads OpenMP: threads that spin at every barrier are several times slower on a machine that also does
+    # something else, and hardly faster on one that does not.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    os.environ.setdefault("GOMP_SPINCOUNT", "0")
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
     try:
         sys.exit(cli.main(arguments, prog_name="logitstore", standalone_mode=False) or 0)
     except click.ClickException as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import click
+
 from logitstore.cli.config_file import config_option
 from logitstore.cli.corpus_options import corpus_options, make_plan
 from logitstore.cli.progress import Bar

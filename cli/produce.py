@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+
 from logitstore.cli.config_file import config_option
 from logitstore.cli.corpus_options import corpus_options, make_plan
 from logitstore.cli.option_groups import option_group
@@ -70,12 +71,11 @@ def produce(
 ) -> None:
     """Score a corpus with one or more teachers.
 
-    STORE is a folder or any fsspec URL; it is made if there is nothing. Killed runs go on where they were, finished ones do
-    nothing, and grown corpora are scored only where they grew.
+    STORE is a folder or any fsspec URL; it is made if there is nothing. Killed runs go on where they were, finished
+    ones do nothing, and grown corpora are scored only where they grew.
     """
     from logitstore.producer.request import ProduceConfig, TeacherRequest, load_student_tokenizer
     from logitstore.producer.run import produce as run
-
     from logitstore.store import Store, check_dataset_name
 
     check_dataset_name(dataset)

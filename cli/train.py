@@ -7,16 +7,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+
 from logitstore.cli.config_file import config_option
 from logitstore.cli.option_groups import option_group
 from logitstore.cli.progress import TrainBar
-
 from logitstore.errors import ConfigError
 
 if TYPE_CHECKING:
     from logitstore.consumer.student import Student
     from logitstore.consumer.trainer import TrainReport
-
     from logitstore.store import DatasetVersion, Store
 
 student_options = option_group(
@@ -99,15 +98,14 @@ def train(
 ) -> None:
     """Train a student from the teachers' signals in STORE.
 
-    The folder of --output becomes an ordinary model folder with its tokenizer. A killed run goes on when the same command is
-    given again.
+    The folder of --output becomes an ordinary model folder with its tokenizer. A killed run goes on when the same
+    command is given again.
     """
     from logitstore.consumer.data import TrainingData
     from logitstore.consumer.objectives import parse_objective
     from logitstore.consumer.run_folder import enter_run_folder
     from logitstore.consumer.stream import Stream, StreamConfig
     from logitstore.consumer.trainer import Trainer, TrainerConfig
-
     from logitstore.store import Store
 
     objective = parse_objective(options["objective"])
@@ -167,7 +165,6 @@ def _prepare_torch(options: dict[str, Any]) -> str:
 
 def _student(store: Store, version: DatasetVersion, options: dict[str, Any]) -> Student:
     from logitstore.consumer.student import Student
-
     from logitstore.hub import resolve_folder, split_model
     from logitstore.inspection import stored_tokenizer
     from logitstore.tokenizer import Tokenizer
@@ -198,7 +195,7 @@ def _weights(text: str | None) -> dict[str, float] | None:
         return None
     weights = {}
     for part in text.split(","):
-        name, equals, number = part.partition("=")
+        name, _, number = part.partition("=")
         try:
             weights[name.strip()] = float(number)
         except ValueError:

@@ -5,16 +5,16 @@ Shapes: B sequences, L their length, N charged tokens, K entries.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
+from torch import Tensor
+
 from logitstore.consumer.bins import Bin
 from logitstore.consumer.data import TeacherBlock, TeacherColumns, TrainingBlock
 from logitstore.consumer.projection import project_rows
 from logitstore.consumer.rows import TeacherRows, partition_rows, sampled_rows
-from torch import Tensor
-
 from logitstore.errors import TrainingError
 
 
@@ -66,8 +66,14 @@ class Batch:
         return len(self.targets)
 
     def to(self, device: torch.device | str) -> Batch:
-        tensors = (t.to(device) for t in (self.input_ids, self.position_ids, self.outputs, self.targets))
-        return Batch(*tensors, tuple(t.to(device) for t in self.teachers), self.num_bytes, self.num_tokens)
+        return replace(
+            self,
+            input_ids=self.input_ids.to(device),
+            position_ids=self.position_ids.to(device),
+            outputs=self.outputs.to(device),
+            targets=self.targets.to(device),
+            teachers=tuple(teacher.to(device) for teacher in self.teachers),
+        )
 
 
 def collate(
@@ -185,7 +191,7 @@ def _temperature_column(columns: TeacherColumns, block: TeacherBlock, temperatur
     if temperature not in block.signal.temperatures:
         known = ", ".join(f"{t:g}" for t in block.signal.temperatures)
         raise TrainingError(
-            f"teacher {columns.name!r}: its mass outside the rows is stored for temperature {known}, not {temperature:g}; "
-            f"produce again with `--temperatures 1,{temperature:g}`, or train at one of these"
+            f"teacher {columns.name!r}: its mass outside the rows is stored for temperature {known}, not "
+            f"{temperature:g}; produce again with `--temperatures 1,{temperature:g}`, or train at one of these"
         )
     return block.signal.temperatures.index(temperature)

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from logitstore.consumer.stream import StreamState
 from safetensors.torch import load, save
 from torch import Tensor
 
+from logitstore.consumer.stream import StreamState
 from logitstore.digests import digest_bytes
 from logitstore.errors import StorageError, TrainingError
 
@@ -43,7 +43,10 @@ def save_checkpoint(folder: Path, model: torch.nn.Module, optimizer: torch.optim
     """
     target = folder / f"step-{progress.step:08d}"
     temporary = folder / f".{target.name}.partial"
-    tensors = {"model": dict(model.named_parameters()), "optimizer": _optimizer_tensors(model, optimizer)}
+    tensors: dict[str, dict[str, Tensor]] = {
+        "model": dict(model.named_parameters()),
+        "optimizer": _optimizer_tensors(model, optimizer),
+    }
     try:
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir(parents=True)
@@ -61,8 +64,8 @@ def save_checkpoint(folder: Path, model: torch.nn.Module, optimizer: torch.optim
     except OSError as error:
         shutil.rmtree(temporary, ignore_errors=True)
         raise StorageError(
-            f"{target}: cannot write the checkpoint ({error.strerror or error}); older checkpoints are whole: free some "
-            "space and run the same command again"
+            f"{target}: cannot write the checkpoint ({error.strerror or error}); older checkpoints are whole: free "
+            "some space and run the same command again"
         ) from error
     for old in sorted(folder.glob("step-*"))[:-KEPT]:
         shutil.rmtree(old, ignore_errors=True)

@@ -1,8 +1,8 @@
 """Which columns of a dataset a student learns from, and its blocks, ready for packing.
 
 The student's tokens are one column. A teacher's sparse signal belongs to the tokens that it was made from: if those are
-the student's own, row t speaks of token t; if not, the alignment says which rows speak of which student tokens, and both
-vocabularies are cut into common classes.
+the student's own, row t speaks of token t; if not, the alignment says which rows speak of which student tokens, and
+both vocabularies are cut into common classes.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
-from logitstore.consumer.projection import VocabularyClasses, first_tokens, vocabulary_classes
 
 from logitstore.alignment_parts import alignment_template, read_pairs
+from logitstore.consumer.projection import VocabularyClasses, first_tokens, vocabulary_classes
 from logitstore.digests import digest_json
 from logitstore.documents import TRAINABLE_ROLES
 from logitstore.errors import ConfigError, TrainingError

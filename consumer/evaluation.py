@@ -9,13 +9,14 @@ import math
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
+
 from logitstore.consumer.batches import TeacherBatch
 from logitstore.consumer.data import TeacherColumns
 from logitstore.consumer.loss import DistillationLoss
 from logitstore.consumer.objectives import Objective
 from logitstore.consumer.stream import Stream
 from logitstore.consumer.student import Student
-from torch import Tensor
 
 _CHUNK_LOGITS = 1 << 23
 
@@ -37,13 +38,13 @@ def evaluate(student: Student, stream: Stream, device: str) -> dict[str, float]:
     """Measure a student on the held-out blocks of a stream's dataset.
 
     Returns:
-        ``cross_entropy`` (nats a token) and ``bits_per_byte``; for each teacher ``kl/NAME`` (nats a token: forward KL on
-        the stored partition, or its unbiased estimate less the teacher's own entropy) or, where the entropy is not
+        ``cross_entropy`` (nats a token) and ``bits_per_byte``; for each teacher ``kl/NAME`` (nats a token: forward KL
+        on the stored partition, or its unbiased estimate less the teacher's own entropy) or, where the entropy is not
         known, ``teacher_cross_entropy/NAME``; ``top1_agreement/NAME``; ``teacher_bits_per_byte/NAME``. Empty if
         nothing is held out.
     """
     student.model.eval()
-    measure = DistillationLoss(Objective({"kl": 1.0, "ce": 1.0}), stream.data.teachers, stream.temperature, device)
+    measure = DistillationLoss(Objective({"kl": 1.0, "ce": 1.0}), stream.data.teachers, stream.temperature, student)
     sums = {teacher.name: _Sums() for teacher in stream.data.teachers}
     cross_entropy, num_tokens, num_bytes = 0.0, 0, 0
     for bins in stream.held_out():
@@ -54,7 +55,14 @@ def evaluate(student: Student, stream: Stream, device: str) -> dict[str, float]:
         num_bytes += batch.num_bytes
         likeliest_N = _likeliest(student, student.hidden(batch))
         for columns, teacher in zip(stream.data.teachers, batch.teachers, strict=True):
-            _add(sums[columns.name], columns, teacher, terms[f"kl/{columns.name}"].item(), likeliest_N)
+            _add(
+                sums[columns.name],
+                columns,
+                teacher,
+                terms[f"kl/{columns.name}"].item(),
+                likeliest_N,
+                student.head.shape[0],
+            )
     student.model.train()
     if num_tokens == 0:
         return {}
@@ -64,7 +72,9 @@ def evaluate(student: Student, stream: Stream, device: str) -> dict[str, float]:
     return values
 
 
-def _add(sums: _Sums, columns: TeacherColumns, teacher: TeacherBatch, kl: float, likeliest_N: Tensor) -> None:
+def _add(
+    sums: _Sums, columns: TeacherColumns, teacher: TeacherBatch, kl: float, likeliest_N: Tensor, head_rows: int
+) -> None:
     has_row = teacher.has_row
     num_rows = int(has_row.sum())
     sums.num_rows += num_rows
@@ -77,8 +87,8 @@ def _add(sums: _Sums, columns: TeacherColumns, teacher: TeacherBatch, kl: float,
     if teacher.logprob is not None:
         sums.teacher_nats -= teacher.logprob[has_row].sum().item()
     if columns.classes is not None:
-        student_class = torch.from_numpy(columns.classes.student_class).to(likeliest_N.device)
-        likeliest_N = student_class[likeliest_N].long()
+        groups, _ = columns.classes.student_groups(head_rows)
+        likeliest_N = groups.to(likeliest_N.device)[likeliest_N]
     best_N = teacher.rows.ids_NK.gather(-1, teacher.rows.log_masses_NK.argmax(-1, keepdim=True))[:, 0]
     sums.agreements += (best_N == likeliest_N)[has_row].sum().item()
 

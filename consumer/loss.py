@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
+
 from logitstore.consumer.batches import Batch, TeacherBatch
 from logitstore.consumer.data import TeacherColumns
 from logitstore.consumer.objectives import Objective, teacher_loss, token_cross_entropy
 from logitstore.consumer.primitive import HeadOutputs, head_outputs
 from logitstore.consumer.student import Student
-from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -27,14 +28,11 @@ class DistillationLoss:
     """The objective on a student's hidden states and the teachers' rows."""
 
     def __init__(
-        self, objective: Objective, teachers: tuple[TeacherColumns, ...], temperature: float, device: str
+        self, objective: Objective, teachers: tuple[TeacherColumns, ...], temperature: float, student: Student
     ) -> None:
         self.objective, self.temperature = objective, temperature
         self.teachers = teachers if objective.weight("kl") > 0 else ()
-        self._groups = [
-            None if t.classes is None else torch.from_numpy(t.classes.student_class).long().to(device)
-            for t in self.teachers
-        ]
+        self._groups = [_groups_of(teacher, student) for teacher in self.teachers]
 
     def __call__(self, student: Student, batch: Batch) -> LossSums:
         hidden_ND = student.hidden(batch)
@@ -66,13 +64,13 @@ class DistillationLoss:
     def _outputs(
         self, student: Student, hidden_ND: Tensor, ids_NK: Tensor, number: int, targets: Tensor | None
     ) -> HeadOutputs:
-        classes = self.teachers[number].classes
+        groups, num_groups = self._groups[number]
         return self._head(
             student,
             hidden_ND,
             ids_NK,
-            groups=self._groups[number],
-            num_groups=None if classes is None else classes.num_classes,
+            groups=groups,
+            num_groups=num_groups,
             realised_T=targets,
             temperature=self.temperature,
         )
@@ -87,3 +85,10 @@ class DistillationLoss:
             scale=student.transform.scale,
             **options,  # type: ignore[arg-type]
         )
+
+
+def _groups_of(teacher: TeacherColumns, student: Student) -> tuple[Tensor | None, int | None]:
+    if teacher.classes is None:
+        return None, None
+    groups, num_groups = teacher.classes.student_groups(student.head.shape[0])
+    return groups.to(student.head.device), num_groups

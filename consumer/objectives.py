@@ -19,10 +19,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
-from logitstore.consumer.primitive import HeadOutputs
-from logitstore.consumer.rows import TeacherRows, require_unit_temperature
 from torch import Tensor
 
+from logitstore.consumer.primitive import HeadOutputs
+from logitstore.consumer.rows import TeacherRows, require_unit_temperature
 from logitstore.errors import ConfigError
 
 TERMS = ("kl", "ce")

@@ -15,9 +15,10 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
-from logitstore.consumer.cells import NO_LOGIT, Cells, CellValues, ClassCells, TokenCells
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+
+from logitstore.consumer.cells import NO_LOGIT, Cells, CellValues, ClassCells, TokenCells
 
 KEEP_BYTES = 128 * 2**20
 """Up to this size of [T, V] its softmax is kept for the backward pass: a third of what cross-entropy on full logits

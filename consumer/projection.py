@@ -27,9 +27,10 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from logitstore.consumer.rows import TeacherRows
 from numpy.typing import NDArray
 from torch import Tensor
+
+from logitstore.consumer.rows import TeacherRows
 
 TokenTable = Sequence[bytes | None]
 """Bytes of each token of a vocabulary; None for a special token or padding, which stands for no text."""
@@ -46,6 +47,15 @@ class VocabularyClasses:
     """[V_teacher] class of each token, or -1: a special token without a counterpart, whose mass joins the rest."""
     num_classes: int
     """C."""
+
+    def student_groups(self, head_rows: int) -> tuple[Tensor, int]:
+        """Class of each row of a student's head, int64 [head_rows], and how many there are.
+
+        A head is often wider than its vocabulary; the padding gets a class of its own, which no teacher token is in.
+        """
+        padding = torch.full((head_rows - len(self.student_class),), self.num_classes, dtype=torch.int64)
+        groups = torch.cat([torch.from_numpy(self.student_class).long(), padding])
+        return groups, self.num_classes + int(len(padding) > 0)
 
 
 def first_tokens(
@@ -155,14 +165,16 @@ def project_rows(rows: TeacherRows, teacher_class: Tensor) -> TeacherRows:
 
     Args:
         rows: over the teacher's vocabulary.
-        teacher_class: [V_teacher] integer class, or -1; on the device of the rows.
+        teacher_class: [V_teacher] integer class, or -1; on the device of the rows. Ids past its end (padding of the
+            teacher's head) have no class.
 
     Returns:
         Rows [N, K] whose ids are classes, distinct within a row.
     """
     unlisted = torch.iinfo(torch.int64).max
     log_masses_NK = rows.log_masses_NK
-    classes_NK = teacher_class.long()[rows.ids_NK.clamp(min=0)].masked_fill(rows.ids_NK < 0, -1)
+    known_NK = (rows.ids_NK >= 0) & (rows.ids_NK < len(teacher_class))
+    classes_NK = teacher_class.long()[rows.ids_NK.where(known_NK, 0)].masked_fill(~known_NK, -1)
     log_rest_N = rows.log_rest_N
     if log_rest_N is not None:
         lost_N = log_masses_NK.masked_fill(classes_NK >= 0, -torch.inf).logsumexp(-1)

@@ -1,7 +1,7 @@
 """The folder of a training run: what it was asked for, and whether a command goes on with it or begins it.
 
-The same command continues its own run. Another one is refused, unless ``--resume`` says that the run shall go on with the
-new options; what decides the order of the data can never change.
+The same command continues its own run. Another one is refused, unless ``--resume`` says that the run shall go on with
+the new options; what decides the order of the data can never change.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from logitstore.consumer.checkpoint import newest_checkpoint
-
 from logitstore.errors import StorageError, TrainingError
 
 _FILE = "run.json"
@@ -40,8 +39,8 @@ def enter_run_folder(folder: Path, options: dict[str, Any], *, resume: bool) -> 
         if differing and checkpoint is not None and not resume:
             name = differing[0]
             raise TrainingError(
-                f"{folder}: holds a run with {name.replace('_', '-')} {earlier.get(name)!r}, now it is {options.get(name)!r}; "
-                "choose another --output, or pass --resume to go on with the new options"
+                f"{folder}: holds a run with {name.replace('_', '-')} {earlier.get(name)!r}, now it is "
+                f"{options.get(name)!r}; choose another --output, or pass --resume to go on with the new options"
             )
     elif folder.exists() and any(folder.iterdir()):
         raise TrainingError(f"{folder}: not empty and not a run of `logitstore train`; choose another --output")

@@ -1,8 +1,8 @@
 """The order of training: which bins make up which global batch.
 
-Blocks are shuffled by epoch and taken in groups; the bins of a group are shuffled and cut into batches of even size. All of
-it is a function of (dataset, sequence length, seed, epoch, group), so the state is where one stands, and a resumed run
-sees exactly what it would have seen.
+Blocks are shuffled by epoch and taken in groups; the bins of a group are shuffled and cut into batches of even size.
+All of it is a function of (dataset, sequence length, seed, epoch, group), so the state is where one stands, and a
+resumed run sees exactly what it would have seen.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 import torch
+
 from logitstore.consumer.batches import Batch, collate
 from logitstore.consumer.bins import Bin, pack_bins
 from logitstore.consumer.data import TrainingBlock, TrainingData
-
 from logitstore.errors import TrainingError
 
 _GROUP_BYTES = 16 << 20
@@ -79,8 +79,8 @@ class Stream:
         """
         if state.manifest != self.state.manifest:
             raise TrainingError(
-                f"the run was trained on dataset {state.manifest[:16]}, which is now {self.state.manifest[:16]}: name the "
-                "version it began with (--dataset-version), or begin a new run"
+                f"the run was trained on dataset {state.manifest[:16]}, which is now {self.state.manifest[:16]}: name "
+                "the version it began with (--dataset-version), or begin a new run"
             )
         if state.config != self.state.config:
             raise TrainingError(f"the run reads its data with {state.config}, now {self.state.config} was asked for")

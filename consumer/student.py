@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from logitstore.consumer.batches import Batch
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
+from logitstore.consumer.batches import Batch
 from logitstore.errors import ConfigError, ModelError, TokenizerError
 from logitstore.heads import LogitTransform
 from logitstore.hub import resolve_folder, split_model

@@ -1,7 +1,8 @@
 """The training loop, from top to bottom.
 
-A step takes one global batch, accumulates gradients over its slices with one denominator (the charged tokens of the whole
-batch), clips, and updates. Everything that a step depends on is in the checkpoint, so a resumed run repeats it bit by bit.
+A step takes one global batch, accumulates gradients over its slices with one denominator (the charged tokens of the
+whole batch), clips, and updates. Everything that a step depends on is in the checkpoint, so a resumed run repeats it
+bit by bit.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Protocol
 
 import torch
+
 from logitstore.consumer.checkpoint import Progress, load_checkpoint, save_checkpoint
 from logitstore.consumer.evaluation import evaluate
 from logitstore.consumer.loss import DistillationLoss
@@ -22,7 +24,6 @@ from logitstore.consumer.objectives import Objective
 from logitstore.consumer.schedules import learning_rate_factor
 from logitstore.consumer.stream import PlacedBin, Stream
 from logitstore.consumer.student import Student
-
 from logitstore.errors import TrainingError
 
 
@@ -85,8 +86,8 @@ class Trainer:
     ) -> None:
         self.student, self.stream, self.config = student, stream, config
         self.folder, self.device, self.progress = folder, device, progress
-        student.model.to(device).train()
-        self.loss = DistillationLoss(objective, stream.data.teachers, config.temperature, device)
+        student.model.to(torch.device(device)).train()
+        self.loss = DistillationLoss(objective, stream.data.teachers, config.temperature, student)
         self.optimizer = torch.optim.AdamW(
             _decay_groups(student.model, config.weight_decay),
             lr=config.lr,
@@ -165,8 +166,8 @@ class Trainer:
         norm = torch.nn.utils.clip_grad_norm_(self.student.model.parameters(), self.config.clip or float("inf")).item()
         if not (abs(values["loss"]) < float("inf") and norm < float("inf")):
             raise TrainingError(
-                f"step {self.step + 1}: loss {values['loss']}, gradient norm {norm}: training diverged; resume from the last "
-                "checkpoint with a smaller --lr"
+                f"step {self.step + 1}: loss {values['loss']}, gradient norm {norm}: training diverged; resume from "
+                "the last checkpoint with a smaller --lr"
             )
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)

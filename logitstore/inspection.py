@@ -161,7 +161,8 @@ def _signal_name(column: Column) -> str:
 
 def _alignment(manifest: Manifest, column: Column) -> dict[str, Any]:
     teacher, student = (manifest.column(column.template[side]) for side in ("teacher_tokens", "student_tokens"))
-    assert teacher is not None and student is not None, "an alignment's tokens are in its manifest"
+    assert teacher is not None, "an alignment's tokens are in its manifest"
+    assert student is not None, "an alignment's tokens are in its manifest"
     return {
         "teacher_tokenizer": teacher.label,
         "student_tokenizer": student.label,

@@ -27,7 +27,7 @@ from zarr.core.buffer import cpu
 from zarr.storage import MemoryStore
 
 from logitstore.codecs.shard import decode_sparse_shard, encode_sparse_shard
-from logitstore.codecs.sparse_rows import SparseRowsCodec
+from logitstore.codecs.sparse_rows import CODEC_NAME, SparseRowsCodec
 from logitstore.digests import digest_arrays, digest_bytes
 from logitstore.errors import DamageError, StoreError
 from logitstore.sparse import FILL, SparseRows
@@ -42,7 +42,7 @@ _ZSTD_LEVEL = 5
 
 @dataclass(frozen=True)
 class ArrayToStore:
-    """One array of a part to be, with the attributes that say what it is (``columns``, ``unit``, ``error_nats``, ...)."""
+    """One array of a part to be, with attributes that say what it is (``columns``, ``unit``, ``error_nats``)."""
 
     values: np.ndarray | SparseRows
     attributes: Mapping[str, Any] = field(default_factory=dict)
@@ -124,7 +124,7 @@ def content_digest(arrays: Mapping[str, np.ndarray | SparseRows]) -> str:
 
 
 class Part:
-    """A stored part. Every byte that it hands out was checked against the seal, and the seal against the part's name."""
+    """A stored part. Every byte it hands out was checked against the seal, and the seal against the part's name."""
 
     def __init__(self, storage: Storage, digest: str) -> None:
         self._storage, self.digest = storage, digest
@@ -176,7 +176,7 @@ class Part:
 
     def is_sparse(self, name: str) -> bool:
         metadata = json.loads(self._object(f"{name}/zarr.json"))
-        return SparseRowsCodec().to_dict()["name"] in json.dumps(metadata["codecs"])
+        return CODEC_NAME in json.dumps(metadata["codecs"])
 
     def attributes(self, name: str) -> dict[str, Any]:
         """Attributes of an array."""

@@ -25,7 +25,7 @@ from logitstore.sparse import STEP_NATS, SparseRows
 
 SIGNALS = ("scalars", "sparse")
 SCALAR_COLUMNS = ("logprob", "rank", "argmax_id", "argmax_logprob", "entropy")
-"""Log-prob and rank (0 = most likely; ties by id) of the realised token, most likely token and its log-prob, entropy."""
+"""Log-prob and rank (0: most likely; ties by id) of the realised token, likeliest token, its log-prob, entropy."""
 
 
 @dataclass(frozen=True)

@@ -94,7 +94,8 @@ def _check_references(store: Store) -> Iterator[str]:
                 yield str(error)
                 continue
             except (ValueError, KeyError, OSError) as error:
-                yield f"{store.storage.child_url(f'datasets/{dataset}/{number}.json')}: its manifest is unreadable: {error}"
+                where = store.storage.child_url(f"datasets/{dataset}/{number}.json")
+                yield f"{where}: its manifest is unreadable: {error}"
                 continue
             parts = {cell.part for column in version.manifest.columns for cell in column.cells if cell is not None}
             assets = _assets_of(version.manifest.columns)
@@ -103,7 +104,8 @@ def _check_references(store: Store) -> Iterator[str]:
             ]
             for path in paths:
                 if not store.storage.exists(path):
-                    yield f"{store.storage.child_url(path)}: missing; version {number} of dataset {dataset!r} refers to it"
+                    where = store.storage.child_url(path)
+                    yield f"{where}: missing; version {number} of dataset {dataset!r} refers to it"
 
 
 def _assets_of(columns: tuple) -> set[str]:

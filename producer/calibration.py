@@ -1,17 +1,17 @@
 """``threshold:N`` to theta: settled once for a dataset, on the first tokens of the block that its plan names.
 
-A row keeps one entry for each p >= theta, and the rest's mass divided by theta on average: a decreasing function of theta,
-which is read off a fine grid.
+A row keeps one entry for each p >= theta, and the rest's mass divided by theta on average: a decreasing function of
+theta, which is read off a fine grid.
 """
 
 from __future__ import annotations
 
 import numpy as np
 import torch
-from logitstore.producer.packing import Windows, pack
-from logitstore.producer.teacher import Teacher
 from torch import Tensor
 
+from logitstore.producer.packing import Windows, pack
+from logitstore.producer.teacher import Teacher
 from logitstore.token_parts import TokenBlock
 
 _CALIBRATION_TOKENS = 8192

@@ -93,7 +93,7 @@ def _cached_digests(file: Path) -> dict[str, str]:
 
 
 def _safetensors_digests(file: Path) -> dict[str, str]:
-    """Digest of each tensor's name, dtype, shape and bytes, by name. Layout: 8-byte length, JSON header, tensor bytes."""
+    """Digest of each tensor's name, dtype, shape and bytes. A file is: 8-byte length, JSON header, tensor bytes."""
     with file.open("rb") as stream:
         header_bytes = int.from_bytes(stream.read(8), "little")
         try:

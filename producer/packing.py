@@ -1,4 +1,4 @@
-"""Documents to windows, windows to packed batches: a function of the block's tokens alone, so that it repeats exactly."""
+"""Documents to windows, windows to packed batches: a function of the block's tokens alone."""
 
 from __future__ import annotations
 

@@ -7,11 +7,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from logitstore.producer.packing import Windows
-from logitstore.producer.selection import Policy, ThresholdBudget, parse_selection
-
 from logitstore.errors import ConfigError, TokenizerError
 from logitstore.hub import resolve_folder, split_model
+from logitstore.producer.packing import Windows
+from logitstore.producer.selection import Policy, ThresholdBudget, parse_selection
 from logitstore.signals import SIGNALS
 from logitstore.tokenizer import Tokenizer
 
@@ -51,9 +50,9 @@ class ProduceConfig:
                 raise ConfigError(f"--signals {signal!r}: expected some of {', '.join(SIGNALS)}")
         if 1.0 not in self.temperatures or min(self.temperatures) <= 0:
             raise ConfigError(f"--temperatures {self.temperatures}: expected positive numbers, 1 among them")
-        if len(self.temperatures) > 1 and self.policy_theta_may_sample:
+        if len(self.temperatures) > 1 and self.samples:
             raise ConfigError(
-                "--temperatures other than 1 need --select topk:K: threshold draws made at temperature 1 cannot serve another"
+                "--temperatures other than 1 need --select topk:K: draws made at temperature 1 cannot serve another"
             )
 
     @property
@@ -61,7 +60,7 @@ class ProduceConfig:
         return parse_selection(self.select, self.seed)
 
     @property
-    def policy_theta_may_sample(self) -> bool:
+    def samples(self) -> bool:
         return not self.select.startswith("topk")
 
     def resolved_device(self) -> str:

@@ -137,9 +137,7 @@ class Scorer:
         answer = self._store.answer(recipe)
         if answer is None:
             block = read_tokens(self._store.part(tokens.part))
-            theta = resolve_theta(
-                self.teacher, block, self._request.windows, self._batch_tokens, selection.entries
-            )
+            theta = resolve_theta(self.teacher, block, self._request.windows, self._batch_tokens, selection.entries)
             answer = self._store.commit_result(recipe, {"theta": decimal(theta)}, self._provenance())
         return Threshold(float(answer.result["theta"]), selection.seed)
 

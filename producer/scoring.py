@@ -10,13 +10,13 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from logitstore.producer.packing import Windows, pack
-from logitstore.producer.selection import Policy, first_argmax
-from logitstore.producer.teacher import Teacher
 from torch import Tensor
 
 from logitstore.counter_random import uniform_words
 from logitstore.errors import ModelError
+from logitstore.producer.packing import Windows, pack
+from logitstore.producer.selection import Policy, first_argmax
+from logitstore.producer.teacher import Teacher
 from logitstore.signals import SparseSignal, scalar_columns
 from logitstore.sparse import SparseRows, offsets_of, quantise
 from logitstore.token_parts import TokenBlock

@@ -1,8 +1,8 @@
 """Selection policies: which entries of a distribution are kept.
 
-``topk:K`` keeps the K most likely tokens. ``threshold:THETA`` keeps for certain whatever has p >= theta, and samples the
-rest systematically: in id order, each with inclusion probability p / theta, steered by one uniform number per row. A
-sampled entry then stands for weight theta, a certain one for p, so that sums over the row are unbiased for sums over
+``topk:K`` keeps the K most likely tokens. ``threshold:THETA`` keeps for certain whatever has p >= theta, and samples
+the rest systematically: in id order, each with inclusion probability p / theta, steered by one uniform number per row.
+A sampled entry then stands for weight theta, a certain one for p, so that sums over the row are unbiased for sums over
 the vocabulary, and the weights of a row add up to 1 within theta. ``threshold:N`` (N >= 1) asks for the theta that
 keeps N entries a row on average.
 

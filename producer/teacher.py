@@ -1,7 +1,7 @@
 """A teacher: a causal language model that is run for its logits only.
 
-Hidden states and head are taken apart, so that float32 logits of a whole batch never exist. Whether the two together are
-the model is checked at start-up, and so is that packed documents do not see each other.
+Hidden states and head are taken apart, so that float32 logits of a whole batch never exist. Whether the two together
+are the model is checked at start-up, and so is that packed documents do not see each other.
 
 Shapes: N tokens of a batch, D hidden size, V vocabulary.
 """
@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from logitstore.producer.fingerprint import read_config, weight_files
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from logitstore.errors import ModelError
 from logitstore.heads import LogitTransform
+from logitstore.producer.fingerprint import read_config, weight_files
 
 _CHECK_TOKENS = 24
 
@@ -76,11 +76,11 @@ class Teacher:
             )
         except (OSError, ValueError, RuntimeError, KeyError) as error:
             raise ModelError(f"{folder}: cannot load the model: {str(error).splitlines()[0]}") from error
-        return cls(model.to(device), str(folder))
+        return cls(model.to(torch.device(device)), str(folder))
 
     @torch.inference_mode()
     def hidden(self, ids_N: Tensor, positions_N: Tensor) -> Tensor:
-        """Final hidden states [N, D] of documents packed in one row; ``positions_N`` restarts at 0 with each document."""
+        """Final hidden states [N, D] of documents packed in one row; ``positions_N`` restarts with each."""
         # No attention mask and no cache: transformers then derives the document boundaries from the positions. With
         # its default cache, packed documents would see each other.
         output = self._model.base_model(input_ids=ids_N[None], position_ids=positions_N[None], use_cache=False)

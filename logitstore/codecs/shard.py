@@ -1,7 +1,7 @@
 """Zarr's ``sharding_indexed`` layout for sparse arrays, written and read without the rectangle in between.
 
-A shard is its inner chunks, then an index of (offset, size) pairs as little-endian uint64, then the index's CRC32C. Each
-inner chunk is ``sparse_rows`` -> zstd -> CRC32C; the last one is filled up with empty rows, as zarr does.
+A shard is its inner chunks, then an index of (offset, size) pairs as little-endian uint64, then the index's CRC32C.
+Each inner chunk is ``sparse_rows`` -> zstd -> CRC32C; the last one is filled up with empty rows, as zarr does.
 https://zarr-specs.readthedocs.io/en/latest/v3/codecs/sharding-indexed/index.html
 """
 

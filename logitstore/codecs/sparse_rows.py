@@ -9,8 +9,8 @@ It drops the fill and lays like bytes next to like, so that a general compressor
               columns 0 and 1 are kept as they are (the realised token's has no order with the rest)
     sampled   one bit an entry, first entry in the highest bit
 
-Lossless for any rectangle that is filled from the left. ``encode_rows`` and ``decode_rows`` serve those who have or want
-ragged rows; the codec class wraps them for zarr.
+Lossless for any rectangle that is filled from the left. ``encode_rows`` and ``decode_rows`` serve those who have or
+want ragged rows; the codec class wraps them for zarr.
 """
 
 from __future__ import annotations
