@@ -86,7 +86,7 @@ class Trainer:
     ) -> None:
         self.student, self.stream, self.config = student, stream, config
         self.folder, self.device, self.progress = folder, device, progress
-        student.model.to(torch.device(device)).train()
+        student.model.to(device).train()  # type: ignore[arg-type]
         self.loss = DistillationLoss(objective, stream.data.teachers, config.temperature, student)
         self.optimizer = torch.optim.AdamW(
             _decay_groups(student.model, config.weight_decay),

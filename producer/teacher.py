@@ -76,7 +76,7 @@ class Teacher:
             )
         except (OSError, ValueError, RuntimeError, KeyError) as error:
             raise ModelError(f"{folder}: cannot load the model: {str(error).splitlines()[0]}") from error
-        return cls(model.to(torch.device(device)), str(folder))
+        return cls(model.to(device), str(folder))  # type: ignore[arg-type]
 
     @torch.inference_mode()
     def hidden(self, ids_N: Tensor, positions_N: Tensor) -> Tensor:
