@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,7 @@ teacher_run_options = option_group(
     "--chat-template", type=click.Path(exists=True, dir_okay=False), help="Jinja file, for tokenizers without one."
 )
 @teacher_run_options
+@click.option("--json", "as_json", is_flag=True, help="Print what was done as JSON.")
 @config_option()
 def produce(
     store: str,
@@ -67,6 +69,7 @@ def produce(
     block_bytes: int | None,
     signals: str,
     temperatures: str,
+    as_json: bool,
     **options: Any,
 ) -> None:
     """Score a corpus with one or more teachers.
@@ -87,7 +90,7 @@ def produce(
     students = [(_label(text), load_student_tokenizer(text, template)) for text in student_tokenizer]
     opened = Store.open_or_create(store)
     began = time.monotonic()
-    with ProduceBar() as bar:
+    with ProduceBar(quiet=as_json) as bar:
         digest, lines = make_plan(
             opened,
             bar,
@@ -100,6 +103,17 @@ def produce(
         )
         report = run(opened, dataset, digest, requests, students, config, bar)
     seconds = time.monotonic() - began
+    if as_json:
+        values = {
+            "dataset": dataset,
+            "version": report.dataset.number,
+            "manifest_digest": report.dataset.manifest.identity,
+            "num_scored_blocks": report.num_scored_blocks,
+            "num_forward_tokens": report.num_forward_tokens,
+            "seconds": seconds,
+        }
+        click.echo(json.dumps(values, indent=1))
+        return
     click.echo("\n".join(lines) if lines else f"plan: that of dataset {dataset!r}")
     if report.num_forward_tokens == 0:
         click.echo("every block was scored already: no teacher forward was run")
