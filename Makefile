@@ -16,7 +16,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 	@touch $@
 
 demo: $(INSTALLED)  ## Train, store and distil on this machine, in minutes; the report is build/demo/report.html
-	$(BIN)/python benchmarks/demo.py
+	OMP_WAIT_POLICY=PASSIVE GOMP_SPINCOUNT=0 $(BIN)/python benchmarks/demo.py
 
 test: $(INSTALLED)  ## All tests but the slow ones
 	$(BIN)/python -m pytest -q
