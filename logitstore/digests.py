@@ -24,7 +24,7 @@ def digest_arrays(arrays: Mapping[str, np.ndarray]) -> str:
     """
     hasher = blake3(b"logitstore.content.1")
     for name in sorted(arrays):
-        values = np.ascontiguousarray(arrays[name])
+        values = np.asarray(arrays[name], order="C")  # np.ascontiguousarray would make a scalar an array of one
         values = values.astype(values.dtype.newbyteorder("<"), copy=False)
         header = {"name": name, "dtype": values.dtype.name, "shape": list(values.shape)}
         hasher.update(canonical_json(header))
