@@ -23,6 +23,7 @@ STEP_NATS = 1 / 16
 
 MAX_QUANTA = 0xFFFF
 FILL = np.uint64(0xFFFF_FFFF_FFFF_FFFF)
+_UNUSED_BITS = np.uint64(0xFFFE_0000_8000_0000)
 _ID_MASK, _QUANTA_SHIFT, _SAMPLED_SHIFT = np.uint64(0xFFFF_FFFF), np.uint64(32), np.uint64(48)
 
 
@@ -91,13 +92,15 @@ class SparseRows:
         """The inverse of ``rectangle``.
 
         Raises:
-            ValueError: an entry stands to the right of fill.
+            ValueError: an entry stands to the right of fill, or has bits that no field holds.
         """
         kept = table != FILL
         counts = kept.sum(axis=1, dtype=np.int64)
         if (kept != (np.arange(table.shape[1])[None, :] < counts[:, None])).any():
             raise ValueError("sparse rows are filled from the left: found an entry to the right of fill")
         packed = table[kept]
+        if (packed & _UNUSED_BITS).any():
+            raise ValueError("sparse rows: bits 31 and 49 to 63 of an entry are zero: token ids are below 2^31")
         return cls(
             offsets_of(counts),
             (packed & _ID_MASK).astype(np.int32),

@@ -30,11 +30,21 @@ from logitstore.sparse import SparseRows, offsets_of
 
 CODEC_NAME = "logitstore.sparse_rows"
 VERSION = 1
+MAX_ROW_ENTRIES = 0xFFFF
 _HEADER = struct.Struct("<4I")
 
 
 def encode_rows(rows: SparseRows) -> bytes:
-    """Ragged rows to bytes."""
+    """Ragged rows to bytes.
+
+    Raises:
+        ValueError: a row has more than 65535 entries, or an id is negative.
+    """
+    if rows.counts.max(initial=0) > MAX_ROW_ENTRIES or rows.ids.min(initial=0) < 0:
+        longest, smallest = rows.counts.max(initial=0), rows.ids.min(initial=0)
+        raise ValueError(
+            f"sparse rows hold up to {MAX_ROW_ENTRIES} entries a row and ids from 0, found {longest} and {smallest}"
+        )
     id_bytes = max(1, (int(rows.ids.max(initial=0)).bit_length() + 7) // 8)
     header = _HEADER.pack(VERSION, rows.num_rows, rows.num_entries, id_bytes)
     deltas = rows.quanta.copy()
@@ -47,6 +57,11 @@ def encode_rows(rows: SparseRows) -> bytes:
         np.packbits(rows.sampled),
     ]
     return header + b"".join(plane.tobytes() for plane in planes)
+
+
+def max_encoded_size(num_rows: int, width: int) -> int:
+    """Most bytes that ``encode_rows`` makes of ``num_rows`` rows of up to ``width`` entries."""
+    return _HEADER.size + 2 * num_rows + num_rows * width * (4 + 2 + 1)
 
 
 def decode_rows(data: bytes | memoryview | np.ndarray, max_entries: int | None = None) -> SparseRows:
@@ -74,10 +89,13 @@ def decode_rows(data: bytes | memoryview | np.ndarray, max_entries: int | None =
     counts = _join_planes(counts_part, 2, num_rows).astype(np.int64)
     if counts.sum() != num_entries:
         raise DamageError(f"sparse rows: counts add up to {counts.sum()}, {num_entries} entries are declared")
+    ids = _join_planes(ids_part, id_bytes, num_entries)
+    if ids.max(initial=0) >> 31:
+        raise DamageError(f"sparse rows: token ids are below 2^31, found {ids.max()}")
     offsets = offsets_of(counts)
     return SparseRows(
         offsets,
-        _join_planes(ids_part, id_bytes, num_entries).astype(np.int32),
+        ids.astype(np.int32),
         _undo_deltas(_join_planes(quanta_part, 2, num_entries), offsets),
         np.unpackbits(sampled_part, count=num_entries).astype(bool),
     )
@@ -101,7 +119,7 @@ def _has_left_neighbour(offsets: np.ndarray) -> np.ndarray:
 
 
 def _split_planes(values: np.ndarray, num_planes: int) -> np.ndarray:
-    return np.ascontiguousarray(values.view(np.uint8).reshape(len(values), -1)[:, :num_planes].T)
+    return np.ascontiguousarray(values.view(np.uint8).reshape(len(values), values.itemsize)[:, :num_planes].T)
 
 
 def _join_planes(planes: np.ndarray, num_planes: int, length: int) -> np.ndarray:

@@ -1,0 +1,71 @@
+"""Sparse rows: ragged in memory, rectangular to a reader, and the same thing in both forms."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from sparse_strategies import assert_equal_rows, random_rows, rows_of, sparse_rows
+
+from logitstore.sparse import FILL, MAX_QUANTA, STEP_NATS, SparseRows, quantise
+
+
+@given(sparse_rows(), st.integers(0, 3))
+def test_rectangle_round_trip_of_any_rows(rows, spare_columns):
+    table = rows.rectangle(int(rows.counts.max(initial=0)) + spare_columns)
+    assert table.dtype == np.uint64
+    assert ((table != FILL).sum(axis=1) == rows.counts).all()
+    assert_equal_rows(SparseRows.from_rectangle(table), rows)
+
+
+def test_entries_are_packed_as_documented():
+    rows = rows_of([[(5, 3, False), (0x7FFFFFFF, MAX_QUANTA, True)], []])
+    assert rows.rectangle(3).tolist() == [
+        [5 | 3 << 32, 0x7FFFFFFF | 0xFFFF << 32 | 1 << 48, int(FILL)],
+        [int(FILL)] * 3,
+    ]
+    assert rows.scored.tolist() == [True, False]
+    assert rows.logprobs().tolist() == [-3 * STEP_NATS, -MAX_QUANTA * STEP_NATS]
+
+
+def test_from_rectangle_with_an_entry_right_of_fill_is_refused():
+    table = rows_of([[(1, 1, False), (2, 2, False)]]).rectangle(2)
+    with pytest.raises(ValueError, match="right of fill"):
+        SparseRows.from_rectangle(np.array([[FILL, table[0, 0]]]))
+
+
+@pytest.mark.parametrize("bit", [31, 49, 63])
+def test_from_rectangle_with_bits_that_no_field_holds_is_refused(bit):
+    """They would be lost without a word, and the codec promises to lose nothing."""
+    with pytest.raises(ValueError, match="zero"):
+        SparseRows.from_rectangle(np.array([[np.uint64(7) | np.uint64(1) << np.uint64(bit)]]))
+
+
+@given(sparse_rows(), st.data())
+def test_slices_put_together_again_are_the_rows(rows, data):
+    cuts = sorted(data.draw(st.lists(st.integers(0, rows.num_rows), max_size=3)))
+    edges = [0, *cuts, rows.num_rows]
+    slices = [rows.slice_rows(begin, end) for begin, end in itertools.pairwise(edges)]
+    assert_equal_rows(SparseRows.concatenate(slices), rows)
+    assert sum(part.num_entries for part in slices) == rows.num_entries
+
+
+def test_slice_rows_of_many_rows():
+    rows = random_rows(1000)
+    part = rows.slice_rows(300, 310)
+    assert part.rectangle(20).tolist() == rows.rectangle(20)[300:310].tolist()
+
+
+@given(st.floats(-4000.0, 0.0))
+def test_quantise_is_within_half_a_step(logprob):
+    quanta = quantise(np.array([logprob]))
+    assert quanta.dtype == np.uint16
+    assert abs(quanta[0] * -STEP_NATS - logprob) <= STEP_NATS / 2
+
+
+def test_quantise_clips_at_both_ends():
+    """A log-prob just above 0 is rounding noise of a forward pass; below -4096 nats there is nothing to tell apart."""
+    assert quantise(np.array([1e-6, 0.0, -1e9, -np.inf])).tolist() == [0, 0, MAX_QUANTA, MAX_QUANTA]
