@@ -29,7 +29,7 @@ from zarr.storage import MemoryStore
 from logitstore.codecs.shard import decode_sparse_shard, encode_sparse_shard
 from logitstore.codecs.sparse_rows import CODEC_NAME, SparseRowsCodec
 from logitstore.digests import digest_arrays, digest_bytes
-from logitstore.errors import DamageError, StoreError
+from logitstore.errors import DamageError, StorageError, StoreError
 from logitstore.sparse import FILL, SparseRows
 from logitstore.storage import Storage
 
@@ -170,8 +170,10 @@ class Part:
         objects = self._objects_of(name)
         metadata = json.loads(objects[f"{name}/zarr.json"])
         try:
-            return decode_sparse_shard(objects[f"{name}/c/0/0"], metadata["shape"][0], SPARSE_CHUNK_ROWS)
-        except (DamageError, KeyError) as error:
+            num_rows, width = metadata["shape"]
+            chunk_rows, _ = metadata["codecs"][0]["configuration"]["chunk_shape"]
+            return decode_sparse_shard(objects[f"{name}/c/0/0"], num_rows, chunk_rows, width)
+        except (DamageError, LookupError, ValueError) as error:
             raise DamageError(f"{self._where(name)}: {error}; run `logitstore verify`") from error
 
     def is_sparse(self, name: str) -> bool:
@@ -186,21 +188,26 @@ class Part:
         """Every fault of this part, one line each, naming the object; empty when all digests hold."""
         try:
             objects = sorted(self.seal["objects"])
-        except (DamageError, FileNotFoundError) as error:
+        except (DamageError, StorageError) as error:
             return [str(error)]
         faults = []
         for name in objects:
             try:
                 self._object(name)
-            except DamageError as error:
+            except (DamageError, StorageError) as error:
                 faults.append(str(error))
-        if not faults:
+        return faults or self._content_faults()
+
+    def _content_faults(self) -> list[str]:
+        try:
             found = content_digest(
                 {n: self.sparse(n) if self.is_sparse(n) else self.array(n) for n in self.array_names()}
             )
-            if found != self.content:
-                faults.append(f"{self._where('')}: content {self.content[:16]} was sealed, {found[:16]} decoded")
-        return faults
+        except DamageError as error:
+            return [str(error)]
+        if found != self.content:
+            return [f"{self._where('')}: content {self.content[:16]} was sealed, {found[:16]} decoded"]
+        return []
 
     def _objects_of(self, array: str) -> dict[str, bytes]:
         names = [name for name in self.seal["objects"] if name.startswith(f"{array}/")]
