@@ -14,12 +14,14 @@ import time
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit, urlunsplit
 
 import fsspec
 from fsspec.core import url_to_fs
+from fsspec.implementations.memory import MemoryFileSystem
 
 from logitstore.errors import StorageError
 
@@ -27,6 +29,10 @@ T = TypeVar("T")
 
 RETRY_SECONDS = 180.0
 """How long a failing remote request is tried again, with full jitter, before it is an error."""
+
+_NO_ROOM = {errno.ENOSPC, errno.EDQUOT}
+_FINAL_OS_ERRORS = (PermissionError, IsADirectoryError, NotADirectoryError)
+_MISUSE = (NotImplementedError, ValueError, TypeError, AttributeError, LookupError, ImportError, AssertionError)
 
 
 class Storage(ABC):
@@ -76,9 +82,13 @@ def open_storage(url: str) -> Storage:
 
 def public_url(url: str) -> str:
     """``url`` without user names, passwords and query strings, fit for messages and records."""
-    if "://" not in url:
-        return url
-    parts = urlsplit(url)
+    return "::".join(_public_link(link) for link in url.split("::"))  # fsspec chains: cache::s3://...
+
+
+def _public_link(link: str) -> str:
+    if "://" not in link:
+        return link
+    parts = urlsplit(link)
     return urlunsplit((parts.scheme, parts.netloc.rsplit("@", 1)[-1], parts.path, "", ""))
 
 
@@ -109,10 +119,13 @@ class LocalStorage(Storage):
         return True
 
     def exists(self, name: str) -> bool:
-        return (self.root / name).exists()
+        try:
+            return (self.root / name).exists()
+        except OSError as error:
+            raise _storage_error(f"{self.root / name}: cannot look", error) from error
 
     def list(self, prefix: str) -> Iterator[str]:
-        for folder, _, files in os.walk(self.root / prefix):
+        for folder, _, files in os.walk(self.root / prefix, onerror=_refuse_unlisted):
             for file in files:
                 yield (Path(folder) / file).relative_to(self.root).as_posix()
 
@@ -122,20 +135,22 @@ class LocalStorage(Storage):
     def _place(self, name: str, data: bytes, move: Callable[[Path, Path], None]) -> None:
         target, temporary = self.root / name, self.root / "tmp" / uuid.uuid4().hex
         try:
-            temporary.parent.mkdir(parents=True, exist_ok=True)
-            target.parent.mkdir(parents=True, exist_ok=True)
-            with temporary.open("xb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            move(temporary, target)
+            _make_folder(temporary.parent)
+            _make_folder(target.parent)
+            try:
+                with temporary.open("xb") as file:
+                    file.write(data)
+                    file.flush()
+                    os.fsync(file.fileno())
+                move(temporary, target)
+            finally:
+                temporary.unlink(missing_ok=True)
             _sync_folder(target.parent)
-        except FileExistsError:
-            raise
         except OSError as error:
+            # Only a taken name means "exists": mkdir says the same of a file that stands where a folder must.
+            if isinstance(error, FileExistsError) and move is os.link and target.exists():
+                raise
             raise _storage_error(f"{target}: cannot write {len(data)} bytes", error) from error
-        finally:
-            temporary.unlink(missing_ok=True)
 
 
 class RemoteStorage(Storage):
@@ -155,18 +170,26 @@ class RemoteStorage(Storage):
         self._retry(name, lambda: self._fs.pipe_file(self._path(name), data))
 
     def create(self, name: str, data: bytes) -> bool:
+        in_memory = isinstance(self._fs, MemoryFileSystem)
+        lock: AbstractContextManager[Any] = self._memory_lock if in_memory else nullcontext()
         try:
-            with self._memory_lock:
+            with lock:
                 self._retry(name, lambda: self._fs.pipe_file(self._path(name), data, mode="create"))
         except FileExistsError:
             return False
         return True
 
     def exists(self, name: str) -> bool:
-        return self._retry(name, lambda: self._fs.exists(self._path(name)))
+        # Not fs.exists, which takes any failure for "no"; nor a listing of before, since others write here too.
+        self._fs.invalidate_cache(self._path(name))
+        try:
+            self._retry(name, lambda: self._fs.info(self._path(name)))
+        except FileNotFoundError:
+            return False
+        return True
 
     def list(self, prefix: str) -> Iterator[str]:
-        folder = self._path(prefix)
+        folder = self._path(prefix).rstrip("/")
         self._fs.invalidate_cache()
         for path in self._retry(prefix, lambda: self._fs.find(folder)):
             yield path[len(self._root) + 1 :]
@@ -184,13 +207,37 @@ class RemoteStorage(Storage):
                 return request()
             except (FileNotFoundError, FileExistsError):
                 raise
-            except (PermissionError, NotImplementedError, ValueError) as error:
-                raise StorageError(f"{self.url}/{name}: {error}") from error
-            except (OSError, TimeoutError) as error:
+            except Exception as error:
+                where = f"{self.url}/{name}"
+                if _is_final(error):
+                    raise _storage_error(f"{where}: refused", error) from error
                 if time.monotonic() + delay > deadline:
-                    raise _storage_error(f"{self.url}/{name}: gave up after {RETRY_SECONDS:.0f} s", error) from error
+                    raise _storage_error(f"{where}: gave up after {RETRY_SECONDS:.0f} s", error) from error
             time.sleep(random.uniform(0, delay))
             delay = min(delay * 2, 20.0)
+
+
+def _is_final(error: Exception) -> bool:
+    """Whether asking again cannot help. Client libraries raise more than OSErrors for a network that stumbles."""
+    if isinstance(error, OSError):
+        return isinstance(error, _FINAL_OS_ERRORS) or error.errno in _NO_ROOM
+    return isinstance(error, _MISUSE) or "Credential" in type(error).__name__
+
+
+def _refuse_unlisted(error: OSError) -> None:
+    """What ``os.walk`` does about a folder it cannot read: silence would hide what is in it."""
+    if not isinstance(error, (FileNotFoundError, NotADirectoryError)):
+        raise _storage_error(f"{error.filename}: cannot list", error) from error
+
+
+def _make_folder(folder: Path) -> None:
+    """``mkdir -p``, with each new folder's name on the disk before anything refers to what is in it."""
+    if folder.is_dir():
+        return
+    if folder.parent != folder:
+        _make_folder(folder.parent)
+    folder.mkdir(exist_ok=True)
+    _sync_folder(folder.parent)
 
 
 def _sync_folder(folder: Path) -> None:
@@ -202,6 +249,6 @@ def _sync_folder(folder: Path) -> None:
 
 
 def _storage_error(where: str, error: Any) -> StorageError:
-    if isinstance(error, OSError) and error.errno in {errno.ENOSPC, errno.EDQUOT}:
+    if isinstance(error, OSError) and error.errno in _NO_ROOM:
         return StorageError(f"{where}: no space left; free some and run the same command again, nothing is lost")
-    return StorageError(f"{where}: {error}")
+    return StorageError(f"{where}: {' '.join(str(error).split()) or type(error).__name__}")

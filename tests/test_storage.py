@@ -1,0 +1,416 @@
+"""Storage: one suite over a folder, memory and a bucket, and the faults of disks and networks, injected."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from uuid import uuid4
+
+import fsspec
+import pytest
+from fsspec.implementations.memory import MemoryFileSystem
+
+from logitstore import storage as storage_module
+from logitstore.errors import StorageError
+from logitstore.recipes import Answer, commit_answer, find_answer
+from logitstore.storage import LocalStorage, RemoteStorage, Storage, open_storage, public_url
+
+
+@pytest.fixture(scope="module")
+def bucket():
+    """A bucket that honours conditional creates; its URL. Skips where moto and s3fs are not installed."""
+    pytest.importorskip("s3fs")
+    server = pytest.importorskip("moto.server").ThreadedMotoServer(port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    options = {"endpoint_url": f"http://{host}:{port}", "key": "test", "secret": "test"}
+    fsspec.config.conf["s3"] = options
+    fsspec.filesystem("s3", **options).mkdir("bucket")
+    yield "s3://bucket"
+    del fsspec.config.conf["s3"]
+    server.stop()
+
+
+@pytest.fixture(params=["folder", "memory", "s3"])
+def url(request, tmp_path):
+    match request.param:
+        case "folder":
+            return str(tmp_path / "new" / "store")
+        case "memory":
+            return f"memory://{uuid4().hex}/store"
+    return f"{request.getfixturevalue('bucket')}/{uuid4().hex}/store"
+
+
+@pytest.fixture
+def storage(url):
+    return open_storage(url)
+
+
+# What every storage promises
+
+
+def test_write_read_replace(storage):
+    for data in (b"one", b"", bytes(range(256)) * 300):
+        storage.write("a/b/c", data)
+        assert storage.read("a/b/c") == data
+
+
+def test_read_of_nothing_is_file_not_found(storage):
+    storage.write("a/b", b"")
+    for name in ("x", "a/x", "a/b/c"):
+        with pytest.raises(FileNotFoundError):
+            storage.read(name)
+        assert not storage.exists(name)
+
+
+def test_exists_sees_what_others_write_after_a_listing(storage, url):
+    storage.write("parts/a", b"")
+    assert list(storage.list("parts")) == ["parts/a"]
+    assert not storage.exists("parts/b")
+    open_storage(url).write("parts/b", b"")
+    assert storage.exists("parts/b")
+    assert sorted(storage.list("parts")) == ["parts/a", "parts/b"]
+
+
+def test_list_names_all_objects_below_a_folder_only(storage):
+    names = {"a/1", "a/b/2", "ab/3", "4"}
+    for name in names:
+        storage.write(name, b"x")
+    assert {name for name in storage.list("") if not name.startswith("tmp/")} == names
+    assert set(storage.list("a")) == {"a/1", "a/b/2"}
+    assert set(storage.list("nothing/there")) == set()
+
+
+def test_create_twice_keeps_the_first(storage):
+    assert storage.create("recipes/r.json", b"first")
+    assert not storage.create("recipes/r.json", b"second")
+    assert storage.read("recipes/r.json") == b"first"
+    storage.write("other", b"")
+    assert not storage.create("other", b"second")
+
+
+def test_create_by_many_threads_has_one_winner_each(storage, url):
+    num_threads, num_names = 8, 10
+    barrier = threading.Barrier(num_threads)
+
+    def work(worker: int) -> list[bool]:
+        own = open_storage(url)
+        barrier.wait()
+        return [own.create(f"recipes/{name}", b"%d" % worker * 1000) for name in range(num_names)]
+
+    with ThreadPoolExecutor(num_threads) as pool:
+        won = list(pool.map(work, range(num_threads)))
+    for name in range(num_names):
+        winners = [worker for worker in range(num_threads) if won[worker][name]]
+        assert len(winners) == 1
+        assert storage.read(f"recipes/{name}") == b"%d" % winners[0] * 1000
+
+
+def test_child_url_opens_with_fsspec(storage, url):
+    storage.write("parts/a/seal.json", b"seal")
+    with fsspec.open(storage.child_url("parts/a") + "/seal.json") as file:
+        assert file.read() == b"seal"
+
+
+# URLs
+
+
+@pytest.mark.parametrize(
+    ("url", "public"),
+    [
+        ("/a/b@c?d", "/a/b@c?d"),
+        ("s3://bucket/a", "s3://bucket/a"),
+        ("s3://key:secret@bucket/a", "s3://bucket/a"),
+        ("https://user@host:8080/a?token=secret#part", "https://host:8080/a"),
+        ("sftp://user:p@ss@host/a", "sftp://host/a"),
+        ("simplecache::s3://key:secret@bucket/a", "simplecache::s3://bucket/a"),
+        ("zip://x::https://u:secret@host/a.zip?sig=secret", "zip://x::https://host/a.zip"),
+    ],
+)
+def test_public_url_holds_no_credentials(url, public):
+    assert public_url(url) == public
+
+
+def test_messages_of_a_remote_storage_hold_no_credentials():
+    fs = MemoryFileSystem()
+    storage = RemoteStorage("ftp://user:secret@host/root?token=secret", fs, "/root")
+    assert "secret" not in storage.url + storage.child_url("a")
+
+
+@pytest.mark.parametrize("url", ["nosuchprotocol://key:secret@x/y"])
+def test_open_storage_of_an_unknown_protocol_is_refused(url):
+    with pytest.raises(StorageError, match="nosuchprotocol") as caught:
+        open_storage(url)
+    assert "secret" not in str(caught.value)
+
+
+def test_open_storage_takes_paths_and_file_urls_alike(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for url in ("s", f"file://{tmp_path}/s", f"local://{tmp_path}/s"):
+        found = open_storage(url)
+        assert isinstance(found, LocalStorage)
+        assert found.url == str(tmp_path / "s")
+
+
+# Faults of a disk
+
+
+@pytest.mark.parametrize("operation", ["write", "create"])
+def test_full_disk_says_so_and_leaves_nothing(tmp_path, monkeypatch, operation):
+    storage = LocalStorage(str(tmp_path))
+    storage.write("a", b"old")
+    monkeypatch.setattr(os, "fsync", raiser(errno.ENOSPC))
+    for name in ("b", "a")[: 1 + (operation == "write")]:
+        with pytest.raises(StorageError, match="no space left"):
+            getattr(storage, operation)(name, b"new")
+    assert storage.read("a") == b"old"
+    assert not storage.exists("b")
+    assert list(storage.list("tmp")) == []
+
+
+def raiser(code: int) -> Callable[..., None]:
+    def fail(*args):
+        raise OSError(code, os.strerror(code))
+
+    return fail
+
+
+def test_disk_full_at_the_first_byte_says_so(tmp_path, monkeypatch):
+    storage = LocalStorage(str(tmp_path))
+    monkeypatch.setattr(Path, "open", raiser(errno.EDQUOT))
+    with pytest.raises(StorageError, match="no space left"):
+        storage.write("a", b"new")
+
+
+@pytest.mark.parametrize("blocked", ["", "tmp", "recipes"])
+def test_file_where_a_folder_must_stand_is_a_storage_error(tmp_path, blocked):
+    """Not "it exists already": nobody wrote the object, and a caller must not believe so."""
+    root = tmp_path / "store"
+    (root / blocked).parent.mkdir(parents=True, exist_ok=True)
+    (root / blocked).write_text("a file")
+    storage = LocalStorage(str(root))
+    for operation in (storage.write, storage.create):
+        with pytest.raises(StorageError, match=r"recipes/r\.json: cannot write 4 bytes"):
+            operation("recipes/r.json", b"data")
+    assert not storage.exists("recipes/r.json")
+
+
+def test_unreadable_folder_is_not_an_empty_one(tmp_path, monkeypatch):
+    storage = LocalStorage(str(tmp_path))
+    storage.write("datasets/d/1.json", b"")
+    monkeypatch.setattr(os, "scandir", raiser(errno.EACCES))
+    with pytest.raises(StorageError, match="cannot list"):
+        list(storage.list("datasets"))
+
+
+def test_killed_writer_leaves_whole_objects_only(tmp_path):
+    """kill -9 in the middle of many writes, several times: every object that is there is whole."""
+    script = textwrap.dedent("""
+        import sys
+        from logitstore.storage import LocalStorage
+        storage, n = LocalStorage(sys.argv[1]), 0
+        print("ready", flush=True)
+        while True:
+            body = b"%09d" % n * 20_000
+            storage.write(f"parts/{n % 7}", body)
+            storage.create(f"recipes/{n}", body)
+            n += 1
+    """)
+    for delay in (0.02, 0.05, 0.09):
+        with subprocess.Popen([sys.executable, "-c", script, str(tmp_path)], stdout=subprocess.PIPE) as process:
+            assert process.stdout is not None
+            process.stdout.readline()
+            time.sleep(delay)
+            process.send_signal(signal.SIGKILL)
+    storage = LocalStorage(str(tmp_path))
+    names = [name for name in storage.list("") if not name.startswith("tmp/")]
+    assert any(name.startswith("recipes/") for name in names)
+    for name in names:
+        data = storage.read(name)
+        assert len(data) == 9 * 20_000
+        assert data == data[:9] * 20_000
+        assert not name.startswith("recipes/") or int(data[:9]) == int(name.split("/")[1])
+
+
+# Faults of a network
+
+
+class FlakyFileSystem(MemoryFileSystem):
+    """Memory that fails: each request takes the next entry of ``faults``; ``late`` ones fail after they succeeded."""
+
+    cachable = False
+
+    def __init__(self, faults: list[BaseException], late: bool = False) -> None:
+        super().__init__()
+        self.faults, self.late, self.num_requests, self._depth = list(faults), late, 0, 0
+
+    def _attempt(self, request: Callable):
+        if self._depth:  # memory asks itself whether a file exists
+            return request()
+        self.num_requests += 1
+        fault = self.faults.pop(0) if self.faults else None
+        if fault is not None and not self.late:
+            raise fault
+        self._depth += 1
+        try:
+            result = request()
+        finally:
+            self._depth -= 1
+        if fault is not None:
+            raise fault
+        return result
+
+    def cat_file(self, path, **options):
+        return self._attempt(lambda: MemoryFileSystem.cat_file(self, path, **options))
+
+    def pipe_file(self, path, value, mode="overwrite", **options):
+        return self._attempt(lambda: MemoryFileSystem.pipe_file(self, path, value, mode=mode, **options))
+
+    def info(self, path, **options):
+        return self._attempt(lambda: MemoryFileSystem.info(self, path, **options))
+
+    def find(self, path, **options):
+        return self._attempt(lambda: MemoryFileSystem.find(self, path, **options))
+
+
+class ClientLibraryError(Exception):
+    """What HTTP clients raise: no OSError."""
+
+
+TRANSIENT = [
+    ConnectionResetError("reset"),
+    TimeoutError(),
+    OSError(errno.EIO, "503"),
+    ClientLibraryError("gone"),
+]
+
+
+@pytest.fixture
+def sleeps(monkeypatch):
+    """The pauses between attempts, none of which is waited for."""
+    taken: list[float] = []
+    now = [0.0]
+
+    def sleep(seconds):
+        taken.append(seconds)
+        now[0] += seconds
+
+    monkeypatch.setattr(storage_module.time, "sleep", sleep)
+    monkeypatch.setattr(storage_module.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(storage_module.random, "uniform", lambda low, high: high)
+    return taken
+
+
+def flaky(faults: list[BaseException], late: bool = False) -> tuple[RemoteStorage, FlakyFileSystem]:
+    root = f"/{uuid4().hex}"
+    fs = FlakyFileSystem([], late)
+    storage = RemoteStorage(f"flaky://user:secret@{root}", fs, root)
+    storage.write("there", b"data")
+    fs.faults, fs.num_requests = list(faults), 0
+    return storage, fs
+
+
+OPERATIONS: dict[str, Callable[[Storage], object]] = {
+    "read": lambda storage: storage.read("there"),
+    "write": lambda storage: storage.write("new", b"data"),
+    "create": lambda storage: storage.create("new", b"data"),
+    "exists": lambda storage: storage.exists("there"),
+    "list": lambda storage: list(storage.list("")),
+}
+
+
+@pytest.mark.parametrize("operation", OPERATIONS.values(), ids=OPERATIONS)
+def test_transient_failures_are_tried_again(sleeps, operation):
+    storage, fs = flaky(TRANSIENT)
+    assert operation(storage) in (b"data", True, None, ["there"])
+    assert fs.num_requests == len(TRANSIENT) + 1
+    assert sleeps == [0.2, 0.4, 0.8, 1.6]
+    assert storage.read("there") == b"data"
+
+
+@pytest.mark.parametrize("operation", OPERATIONS.values(), ids=OPERATIONS)
+@pytest.mark.parametrize(
+    "fault",
+    [
+        PermissionError("403"),
+        NotImplementedError("no"),
+        ValueError("bad"),
+        TypeError("mode"),
+        OSError(errno.ENOSPC, "full"),
+        type("NoCredentialsError", (Exception,), {})("none"),
+    ],
+    ids=lambda fault: type(fault).__name__,
+)
+def test_final_failures_are_not_tried_again(sleeps, operation, fault):
+    storage, fs = flaky([fault])
+    with pytest.raises(StorageError) as caught:
+        operation(storage)
+    assert (fs.num_requests, sleeps) == (1, [])
+    assert ("no space left" in str(caught.value)) == (getattr(fault, "errno", None) == errno.ENOSPC)
+
+
+def test_missing_and_taken_are_answers_and_not_tried_again(sleeps):
+    storage, fs = flaky([])
+    with pytest.raises(FileNotFoundError):
+        storage.read("nothing")
+    assert not storage.exists("nothing")
+    assert not storage.create("there", b"other")
+    assert (fs.num_requests, sleeps) == (3, [])
+
+
+def test_lasting_failure_is_given_up_after_three_minutes(sleeps):
+    storage, _ = flaky([ConnectionResetError("reset by peer")] * 1000)
+    with pytest.raises(StorageError, match="gave up after 180 s: reset by peer") as caught:
+        storage.read("there")
+    assert "secret" not in str(caught.value)
+    assert 100 < sum(sleeps) <= 180
+    assert max(sleeps) == 20.0
+
+
+def test_create_whose_answer_is_lost_finds_itself_taken(sleeps):
+    """The retry of a create that had succeeded is refused by its own write; so "taken" never proves another writer."""
+    storage, _ = flaky([ConnectionResetError()], late=True)
+    assert storage.create("recipe", b"mine") is False
+    assert storage.read("recipe") == b"mine"
+
+
+def test_commit_answer_whose_create_was_answered_by_silence_accepts_its_own_write(sleeps):
+    storage, fs = flaky([ConnectionResetError()], late=True)
+    recipe, mine = {"kind": "text", "block": "b"}, Answer({"part": "p1", "content": "c1"}, {"num_rows": 1})
+    assert commit_answer(storage, recipe, mine, {}) == mine
+    assert find_answer(storage, recipe) == mine
+    fs.late = False
+    other = Answer({"part": "p2", "content": "c2"}, {"num_rows": 2})
+    assert commit_answer(storage, recipe, other, {}) == mine
+
+
+def test_commit_answer_that_failed_after_writing_is_found_by_the_next_run(sleeps):
+    storage, _ = flaky([PermissionError("token expired")], late=True)
+    recipe, mine = {"kind": "text", "block": "b"}, Answer({"part": "p1", "content": "c1"}, {})
+    with pytest.raises(StorageError, match="token expired"):
+        commit_answer(storage, recipe, mine, {})
+    assert commit_answer(storage, recipe, mine, {}) == find_answer(storage, recipe) == mine
+
+
+def test_slow_create_on_a_bucket_does_not_block_others():
+    """Only memory, whose create is not atomic by itself, is served one at a time."""
+    inside = threading.Barrier(2, timeout=10)
+
+    class Bucket(fsspec.AbstractFileSystem):
+        cachable = False
+
+        def pipe_file(self, path, value, mode="overwrite", **options):
+            inside.wait()
+
+    storage = RemoteStorage("bucket://b", Bucket(), "b")
+    with ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(lambda name: storage.create(name, b""), ["a", "b"])) == [True, True]
