@@ -14,7 +14,17 @@ from logitstore.corpus import CorpusFile, FieldMap, ReadReport, read_documents
 from logitstore.digests import digest_json
 from logitstore.documents import Document
 from logitstore.errors import CorpusError
-from logitstore.plan import HELD_OUT, TRAIN, BlockCutter, Plan, PlanBlock, PlanSettings, block_digest, split_hash
+from logitstore.plan import (
+    ALL_HELD_OUT,
+    HELD_OUT,
+    TRAIN,
+    BlockCutter,
+    Plan,
+    PlanBlock,
+    PlanSettings,
+    block_digest,
+    split_hash,
+)
 from logitstore.recipes import Answer
 from logitstore.store import Store
 from logitstore.text_parts import stage_text, text_recipe
@@ -59,14 +69,13 @@ def ingest(
     report = ReadReport()
     reading.take(read_documents(files, fields, on_error, report), progress)
     if reading.num_documents == 0:
-        skipped = f" ({report.num_skipped} unreadable, {report.num_empty} empty)" if report.num_skipped else ""
+        skipped = f" ({report.num_skipped} unreadable rows, {report.num_empty} empty)"
         raise CorpusError(
-            f"{', '.join(file.url for file in files[:3])}: no documents found{skipped}; expected rows with "
+            f"{', '.join(file.source for file in files[:3])}: no documents found{skipped}; expected rows with "
             "`text`, `prompt` and `completion`, or `messages`"
         )
-    if not reading.held_out_seen and settings.held_out_below and reading.num_documents > 1:
-        # Too small for its fraction: hold out the one document whose turn comes first.
-        reading = _Reading(store, replace(settings, held_out_below=reading.smallest_split_hash + 1))
+    if (below := reading.held_out_below()) != settings.held_out_below:
+        reading = _Reading(store, replace(settings, held_out_below=below))
         report = ReadReport()
         reading.take(read_documents(files, fields, on_error, report), progress)
     plan = reading.plan()
@@ -102,8 +111,8 @@ class _Reading:
     multiplicities: array = field(default_factory=lambda: array("I"))
     source_numbers: array = field(default_factory=lambda: array("I"))
     sources: dict[str, int] = field(default_factory=dict)
-    held_out_seen: bool = False
     smallest_split_hash: int = (1 << 64) - 1
+    largest_split_hash: int = 0
 
     def __post_init__(self) -> None:
         self._seen: dict[bytes, int] = {}
@@ -113,6 +122,16 @@ class _Reading:
     @property
     def num_documents(self) -> int:
         return len(self.multiplicities)
+
+    def held_out_below(self) -> int:
+        """The setting, unless the corpus is so small that a fraction of it lands whole on one side of the split.
+
+        Then the prompt whose turn comes first is held out; a corpus of a single prompt is for training.
+        """
+        asked, smallest, largest = self.settings.held_out_below, self.smallest_split_hash, self.largest_split_hash
+        if asked in (0, ALL_HELD_OUT) or smallest < asked <= largest or (smallest == largest >= asked):
+            return asked
+        return smallest + (smallest < largest)
 
     def take(self, documents: Iterable[Document], progress: Callable[[Document], None]) -> None:
         for document in documents:
@@ -147,8 +166,9 @@ class _Reading:
         self.multiplicities.append(1)
         self.source_numbers.append(self.sources.setdefault(document.source, len(self.sources)))
         split = HELD_OUT if self.settings.holds_out(document) else TRAIN
-        self.held_out_seen |= split == HELD_OUT
-        self.smallest_split_hash = min(self.smallest_split_hash, split_hash(document))
+        drawn = split_hash(document)
+        self.smallest_split_hash = min(self.smallest_split_hash, drawn)
+        self.largest_split_hash = max(self.largest_split_hash, drawn)
         self._members[split].append(number)
         for finished in self._cutters[split].add(document):
             self._finish(split, finished)

@@ -22,6 +22,8 @@ SMALLEST_BLOCK_BYTES = 32 << 10
 DEFAULT_HELD_OUT = 0.05
 _BLOCKS_WANTED = 64
 _HASH_RANGE = 1 << 64
+ALL_HELD_OUT = _HASH_RANGE - 1
+"""``held_out_below`` of those who ask for no training documents."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,7 @@ class PlanSettings:
         wanted = max(1, corpus_bytes // _BLOCKS_WANTED)
         scaled = 1 << (wanted.bit_length() - 1)
         chosen = block_bytes or min(DEFAULT_BLOCK_BYTES, max(SMALLEST_BLOCK_BYTES, scaled))
-        return cls(chosen, min(_HASH_RANGE - 1, int(held_out * _HASH_RANGE)))
+        return cls(chosen, min(ALL_HELD_OUT, int(held_out * _HASH_RANGE)))
 
     def holds_out(self, document: Document) -> bool:
         return split_hash(document) < self.held_out_below
