@@ -25,8 +25,8 @@ def open_record(data: bytes, where: str) -> dict[str, Any]:
         record = json.loads(data)
         expected = record.pop("digest")
         found = digest_json(record)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise DamageError(f"{where}: not a readable record ({error}); run `logitstore verify`") from error
     if found != expected:
-        raise DamageError(f"{where}: digest {expected[:16]} is stored, {found[:16]} computed; run `logitstore verify`")
+        raise DamageError(f"{where}: digest {expected!s:.16} is stored, {found:.16} computed; run `logitstore verify`")
     return record

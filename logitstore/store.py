@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from logitstore.records import open_record, seal_record
 from logitstore.storage import Storage, open_storage, public_url
 
 FORMAT = 1
+_VERSION_PATH = re.compile(r"datasets/(?P<name>[^/]+)/(?P<number>[1-9][0-9]*)\.json")
 
 
 @dataclass(frozen=True)
@@ -62,14 +64,21 @@ class Store:
         """The store at ``url``, made if there is nothing.
 
         Raises:
-            StoreError: something else is there already.
+            StoreError: something else is there already, or the file system overwrites what it was asked to create.
         """
         storage = open_storage(url)
         if not storage.exists("store.json"):
             stranger = next((name for name in storage.list("") if not name.startswith("tmp/")), None)
-            if stranger is not None and stranger != "store.json":
+            # A store's first object is store.json: if it is there by now, another process made the store meanwhile.
+            if stranger is not None and not storage.exists("store.json"):
                 raise StoreError(f"{public_url(url)}: not empty and not a store (found {stranger}); name another place")
-            storage.create("store.json", seal_record({"format": FORMAT, "digest_name": DIGEST_NAME}))
+            header = seal_record({"format": FORMAT, "digest_name": DIGEST_NAME})
+            storage.create("store.json", header)
+            if storage.create("store.json", header):
+                raise StoreError(
+                    f"{public_url(url)}: overwrites objects that it was asked to create only if absent, so racing "
+                    "workers would lose each other's work; name another place"
+                )
         return cls.open(url)
 
     # Recipes and parts
@@ -129,10 +138,14 @@ class Store:
     def datasets(self) -> dict[str, int]:
         """Names of the datasets, each with the number of its newest version."""
         newest: dict[str, int] = {}
-        for path in self.storage.list("datasets"):
-            name, number = path.removeprefix("datasets/").removesuffix(".json").rsplit("/", 1)
-            newest[name] = max(newest.get(name, 0), int(number))
+        for name, number in self.versions():
+            newest[name] = max(newest.get(name, 0), number)
         return dict(sorted(newest.items()))
+
+    def versions(self) -> list[tuple[str, int]]:
+        """Name and number of all versions of all datasets."""
+        found = (_VERSION_PATH.fullmatch(path) for path in self.storage.list("datasets"))
+        return sorted((match["name"], int(match["number"])) for match in found if match)
 
     def dataset(self, name: str, number: int | None = None) -> DatasetVersion:
         """A version of a dataset, the newest by default.
@@ -191,8 +204,8 @@ class Store:
         return self.part(cell.part)
 
     def _newest(self, name: str) -> int:
-        numbers = [int(path.rsplit("/", 1)[-1].removesuffix(".json")) for path in self.storage.list(f"datasets/{name}")]
-        return max(numbers, default=0)
+        found = (_VERSION_PATH.fullmatch(path) for path in self.storage.list(f"datasets/{name}"))
+        return max((int(match["number"]) for match in found if match and match["name"] == name), default=0)
 
 
 def check_dataset_name(name: str) -> None:
