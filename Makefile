@@ -36,8 +36,8 @@ types: $(INSTALLED)
 	@ln -s $(CURDIR)/logitstore/* $(CURDIR)/producer $(CURDIR)/consumer $(CURDIR)/cli build/types/logitstore/
 	$(BIN)/mypy --config-file pyproject.toml build/types/logitstore
 
-bench: $(INSTALLED)  ## Long measurements
-	$(BIN)/python benchmarks/produce.py
+bench: $(INSTALLED)  ## Cost of scoring and of the loss, against the bare model
+	$(BIN)/python benchmarks/throughput.py
 
 clean:  ## Forget the environment and everything built
 	rm -rf .venv build dist *.egg-info
