@@ -43,8 +43,8 @@ def _read_into_defaults(context: click.Context, parameter: click.Parameter, path
 def _read_mapping(path: str) -> dict[str, Any]:
     try:
         values = yaml.safe_load(Path(path).read_text())
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot read the configuration: {error.strerror}") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: cannot read the configuration: {error}") from error
     except yaml.YAMLError as error:
         raise ConfigError(f"{path}: not YAML: {' '.join(str(error).split())}") from error
     if not isinstance(values, dict):
@@ -54,10 +54,8 @@ def _read_mapping(path: str) -> dict[str, Any]:
 
 def _as_typed(parameter: click.Parameter, value: Any) -> Any:
     """What YAML gives, as it would have been typed: a list for options that repeat, text for the rest."""
-    if parameter.multiple or parameter.nargs == -1:
-        return value if isinstance(value, list) else [value]
     if isinstance(value, dict):
-        return ",".join(f"{key}={item}" for key, item in value.items())
-    if isinstance(value, list):
-        return ",".join(map(str, value))
-    return value
+        value = [f"{key}={item}" for key, item in value.items()]
+    if parameter.multiple:
+        return value if value is None or isinstance(value, list) else [value]
+    return ",".join(map(str, value)) if isinstance(value, list) else value

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import click
 
 from logitstore.cli.option_groups import option_group
 from logitstore.cli.progress import Bar
 from logitstore.errors import ConfigError
-from logitstore.plan import DEFAULT_HELD_OUT
-from logitstore.store import Store
+
+if TYPE_CHECKING:
+    from logitstore.store import Store
 
 corpus_options = option_group(
     click.option(
@@ -28,9 +30,8 @@ corpus_options = option_group(
     click.option(
         "--held-out",
         type=click.FloatRange(0, 0.9),
-        default=DEFAULT_HELD_OUT,
-        show_default=True,
-        help="Share of documents held out for validation, by digest of their prompt. Fixed with the first plan.",
+        help="Share of documents held out for validation, by digest of their prompt; 0.05 if not given. Fixed with the "
+        "first plan.",
     ),
     click.option(
         "--block-bytes", type=click.IntRange(1024), help="Mean text of a block; by the corpus size if not given."
@@ -46,7 +47,7 @@ def make_plan(
     data: Sequence[str],
     fields: str | None,
     on_error: str,
-    held_out: float,
+    held_out: float | None,
     block_bytes: int | None,
 ) -> tuple[str, list[str]]:
     """The plan of a dataset: of the corpus if one is named, else of its newest version.
@@ -57,7 +58,7 @@ def make_plan(
     from logitstore.corpus import FieldMap
     from logitstore.corpus_files import list_files
     from logitstore.ingest import ingest
-    from logitstore.plan import PlanSettings
+    from logitstore.plan import DEFAULT_HELD_OUT, PlanSettings
 
     current = store.dataset(dataset).manifest if dataset in store.datasets() else None
     if not data:
@@ -66,7 +67,8 @@ def make_plan(
         return current.plan_digest, []
     files = list_files(data)
     num_bytes = sum(file.size for file in files)
-    settings = current.plan.settings if current else PlanSettings.for_corpus(num_bytes, held_out, block_bytes)
+    share = DEFAULT_HELD_OUT if held_out is None else held_out
+    settings = current.plan.settings if current else PlanSettings.for_corpus(num_bytes, share, block_bytes)
     bar.start("reading", None)
     names = FieldMap.parse(fields) if fields else FieldMap()
     found = ingest(store, files, settings, names, on_error, lambda document: bar.add(0, note=document.source))

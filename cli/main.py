@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 from types import FrameType
+from typing import NoReturn
 
 import click
 
@@ -39,15 +40,27 @@ def main(arguments: list[str] | None = None) -> None:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
     try:
         sys.exit(cli.main(arguments, prog_name="logitstore", standalone_mode=False) or 0)
-    except click.ClickException as error:
+    except click.exceptions.NoArgsIsHelpError as error:
         error.show()
         sys.exit(USER_ERROR)
+    except click.ClickException as error:
+        _refuse(error.format_message())
     except LogitStoreError as error:
-        click.echo(f"Error: {' '.join(str(error).split())}", err=True)
+        _refuse(str(error))
+    except BrokenPipeError:  # whoever read our output has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(USER_ERROR)
+    except OSError as error:  # any file system may refuse at any time
+        _refuse(f"{error.filename or 'input or output'}: {error.strerror or error}")
     except (KeyboardInterrupt, click.Abort):
         click.echo("Interrupted. What was committed is kept; the same command goes on from there.", err=True)
         sys.exit(INTERRUPTED)
+
+
+def _refuse(message: str) -> NoReturn:
+    """One line, whatever it is made of, and the exit code of a user's error."""
+    click.echo(f"Error: {' '.join(message.split())}", err=True)
+    sys.exit(USER_ERROR)
 
 
 def _interrupt(signal_number: int, frame: FrameType | None) -> None:

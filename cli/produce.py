@@ -12,7 +12,7 @@ import click
 from logitstore.cli.config_file import config_option
 from logitstore.cli.corpus_options import corpus_options, make_plan
 from logitstore.cli.option_groups import option_group
-from logitstore.cli.progress import ProduceBar
+from logitstore.cli.progress import ProduceBar, hide_model_bars
 
 teacher_run_options = option_group(
     click.option("--signals", default="scalars,sparse", show_default=True, help="Which signals to store."),
@@ -65,7 +65,7 @@ def produce(
     data: tuple[str, ...],
     fields: str | None,
     on_error: str,
-    held_out: float,
+    held_out: float | None,
     block_bytes: int | None,
     signals: str,
     temperatures: str,
@@ -88,6 +88,7 @@ def produce(
     requests = [TeacherRequest.parse(text, config, template) for text in teacher]
     check_distinct([request.name for request in requests])
     students = [(_label(text), load_student_tokenizer(text, template)) for text in student_tokenizer]
+    hide_model_bars()  # only now: what the hub downloads is worth a bar
     opened = Store.open_or_create(store)
     began = time.monotonic()
     with ProduceBar(quiet=as_json) as bar:

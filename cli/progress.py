@@ -1,16 +1,20 @@
-"""Progress bars on standard error: how far, how fast, how long to go."""
+"""Progress on standard error: a bar where there is a terminal, a plain line now and then where there is a log."""
 
 from __future__ import annotations
 
+import time
 from types import TracebackType
 from typing import Self
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+LOG_SECONDS = 30.0
+"""How often a log gets a line."""
+
 
 class Bar:
-    """One bar at a time; rates are tokens per second over the whole of it. Quiet where nobody is watching."""
+    """One bar at a time; rates are tokens per second over the whole of it."""
 
     def __init__(self, *, quiet: bool = False) -> None:
         self.console = Console(stderr=True)
@@ -26,6 +30,8 @@ class Bar:
             console=self.console,
             disable=quiet or not self.console.is_terminal,
         )
+        self._logs = not quiet and not self.console.is_terminal
+        self._logged = 0.0
         self._task: TaskID | None = None
         self._num_tokens = 0
 
@@ -42,7 +48,7 @@ class Bar:
         """Begin a new bar in the place of the last one."""
         if self._task is not None:
             self._progress.remove_task(self._task)
-        self._num_tokens = 0
+        self._num_tokens, self._logged = 0, time.monotonic()
         self._task = self._progress.add_task(description, total=total, note="")
 
     def add(self, amount: float, *, num_tokens: int = 0, note: str = "") -> None:
@@ -52,11 +58,25 @@ class Bar:
         elapsed = self._progress.tasks[-1].elapsed or 0.0
         rate = f"{self._num_tokens / elapsed:,.0f} tokens/s" if elapsed > 0 and self._num_tokens else ""
         self._progress.update(self._task, advance=amount, note=" ".join(filter(None, (rate, note))))
+        self._log()
 
     def show(self, done: float, total: float) -> None:
         """Say how far it is, in all."""
         assert self._task is not None, "start() comes first"
         self._progress.update(self._task, completed=done, total=total)
+        self._log()
+
+    def _log(self) -> None:
+        if not self._logs or time.monotonic() - self._logged < LOG_SECONDS:
+            return
+        self._logged, task = time.monotonic(), self._progress.tasks[-1]
+        share = f"{task.percentage:.0f}%" if task.total else ""
+        # Rich's own estimate looks at the last half minute only, in which a log may have seen nothing.
+        elapsed = task.elapsed or 0.0
+        left = elapsed * (task.total / task.completed - 1) if task.total and task.completed else None
+        remaining = "" if left is None else f"{left / 60:.0f} min left"
+        parts = filter(None, (share, task.fields["note"], remaining))
+        self.console.print(f"{task.description}: {', '.join(parts)}", markup=False, highlight=False, soft_wrap=True)
 
 
 class ProduceBar(Bar):
@@ -73,11 +93,18 @@ class ProduceBar(Bar):
 
 
 class TrainBar(Bar):
-    """What ``logitstore.consumer.trainer`` reports, on a bar over steps."""
+    """What ``logitstore.consumer.trainer`` reports, on a bar over the steps that are still to be made."""
 
     def begin(self, step: int, total_steps: int) -> None:
-        self.start("training", total_steps)
-        self.add(step)
+        self._total_steps = total_steps
+        self.start("training", max(0, total_steps - step))
 
     def advance(self, step: int, num_tokens: int, loss: float) -> None:
-        self.add(1, num_tokens=num_tokens, note=f"loss {loss:.4f}")
+        self.add(1, num_tokens=num_tokens, note=f"step {step}/{self._total_steps} loss {loss:.4f}")
+
+
+def hide_model_bars() -> None:
+    """Keep transformers from drawing bars of its own (loading and saving weights) into ours."""
+    from transformers.utils.logging import disable_progress_bar
+
+    disable_progress_bar()

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import json
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from logitstore.cli.config_file import config_option
 from logitstore.cli.option_groups import option_group
-from logitstore.cli.progress import TrainBar
+from logitstore.cli.progress import TrainBar, hide_model_bars
 from logitstore.errors import ConfigError
 
 if TYPE_CHECKING:
     from logitstore.consumer.student import Student
-    from logitstore.consumer.trainer import TrainReport
+    from logitstore.consumer.trainer import Trainer, TrainReport
     from logitstore.store import DatasetVersion, Store
 
 student_options = option_group(
@@ -24,20 +28,33 @@ student_options = option_group(
     click.option(
         "--student-tokenizer", metavar="TOKENIZER", help="With --student-config; the first teacher's if not given."
     ),
+    click.option(
+        "--chat-template", type=click.Path(exists=True, dir_okay=False), help="Jinja file, as given to `produce`."
+    ),
     click.option("--trust-remote-code", is_flag=True, help="Run the student's own modelling code."),
 )
 
 objective_options = option_group(
     click.option("--objective", default="kl:0.9,ce:0.1", show_default=True, help="Terms with weights: kl, ce."),
     click.option("--temperature", type=click.FloatRange(min=0, min_open=True), default=1.0, show_default=True),
-    click.option("--teacher-weights", metavar="NAME=W,...", help="All teachers with equal weight if not given."),
-    click.option("--selection", type=click.Choice(["topk", "threshold"]), help="Where a teacher has both."),
-    click.option("--loss-on", type=click.Choice(["all", "answers"]), default="all", show_default=True),
+    click.option("--teacher-weights", metavar="NAME=W,...", help="Their shares in kl; equal if not given."),
+    click.option(
+        "--selection", metavar="POLICY[:N]", help="Where a teacher has several signals: topk, topk:64, threshold."
+    ),
+    click.option(
+        "--loss-on",
+        type=click.Choice(["all", "answers"]),
+        default="all",
+        show_default=True,
+        help="Which tokens are trained on; answers: completions and assistant turns.",
+    ),
 )
 
 loop_options = option_group(
-    click.option("--max-steps", type=click.IntRange(1), help="Updates; as many as --epochs take if not given."),
-    click.option("--epochs", type=click.IntRange(1), default=1, show_default=True),
+    click.option("--max-steps", type=click.IntRange(1), help="Updates, through as many epochs as that takes."),
+    click.option(
+        "--epochs", type=click.IntRange(1), default=1, show_default=True, help="Passes, where --max-steps is not given."
+    ),
     click.option(
         "--batch-tokens", type=click.IntRange(1), default=16384, show_default=True, help="Tokens of an update."
     ),
@@ -76,8 +93,9 @@ record_options = option_group(
     ),
 )
 
-# These change how a run is watched or where it runs, not what it comes to.
-_NOT_OF_THE_RESULT = ("output", "resume", "as_json", "log_every", "evaluate_every", "save_every", "device", "threads")
+# These change how a run is watched or where it runs, not what it comes to. What is in the data, its manifest says.
+_NOT_OF_THE_RESULT = ("store", "dataset", "dataset_version", "output", "resume", "as_json", "log_every",
+                      "evaluate_every", "save_every", "device", "threads")  # fmt: skip
 
 
 @click.command()
@@ -103,13 +121,15 @@ def train(
     """
     from logitstore.consumer.data import TrainingData
     from logitstore.consumer.objectives import parse_objective
-    from logitstore.consumer.run_folder import enter_run_folder
+    from logitstore.consumer.run_folder import DATASET, enter_run_folder
     from logitstore.consumer.stream import Stream, StreamConfig
     from logitstore.consumer.trainer import Trainer, TrainerConfig
     from logitstore.store import Store
 
     objective = parse_objective(options["objective"])
     weights = _weights(options["teacher_weights"])
+    if (options["student"] is None) == (options["student_config"] is None):
+        raise ConfigError("name either --student MODEL or --student-config FILE")
     opened = Store.open(store)
     version = opened.dataset(dataset, dataset_version)
     device = _prepare_torch(options)
@@ -128,7 +148,7 @@ def train(
     stream = Stream(data, config, options["temperature"])
     kept = {name: value for name, value in context.params.items() if name not in _NOT_OF_THE_RESULT}
     folder = Path(output)
-    checkpoint = enter_run_folder(folder, {**kept, "manifest": version.manifest.identity}, resume=options["resume"])
+    checkpoint = enter_run_folder(folder, {**kept, DATASET: version.manifest.identity}, resume=options["resume"])
     names = TrainerConfig.__dataclass_fields__
     trainer_config = TrainerConfig(**{name: value for name, value in options.items() if name in names})
     with TrainBar(quiet=options["as_json"]) as bar:
@@ -138,8 +158,26 @@ def train(
             click.echo(f"{folder}: going on after step {trainer.step}", err=True)
         if data.num_holes:
             click.echo(f"{data.num_holes} blocks are not scored yet and are left out", err=True)
-        report = trainer.run()
+        with _stop_at_signals(trainer):
+            report = trainer.run()
     _print(report, folder, options["as_json"])
+
+
+@contextmanager
+def _stop_at_signals(trainer: Trainer) -> Iterator[None]:
+    """The first SIGTERM or Ctrl-C ends the run after its step, with a checkpoint; the second one at once."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        for each, handler in before.items():
+            signal.signal(each, handler)
+        trainer.request_stop()
+
+    before = {each: signal.signal(each, stop) for each in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
 
 
 def _prepare_torch(options: dict[str, Any]) -> str:
@@ -169,24 +207,26 @@ def _student(store: Store, version: DatasetVersion, options: dict[str, Any]) -> 
     from logitstore.inspection import stored_tokenizer
     from logitstore.tokenizer import Tokenizer
 
-    if (options["student"] is None) == (options["student_config"] is None):
-        raise ConfigError("name either --student MODEL or --student-config FILE")
+    template = Path(options["chat_template"]).read_text(encoding="utf-8") if options["chat_template"] else None
     if options["student"] is not None:
         if options["student_tokenizer"] is not None:
             raise ConfigError("--student-tokenizer goes with --student-config: a pretrained student has its own")
-        return Student.load(options["student"], trust_code=options["trust_remote_code"])
+        folder = resolve_folder(*split_model(options["student"]))
+        hide_model_bars()  # what the hub downloads is worth a bar, what is read from a disk is not
+        return Student.load(str(folder), trust_code=options["trust_remote_code"], chat_template=template)
+    hide_model_bars()
     if options["student_tokenizer"] is not None:
         name, revision = split_model(options["student_tokenizer"])
         folder = resolve_folder(name, revision, tokenizer_only=True)
-        tokenizer = Tokenizer.from_folder(str(folder))
+        tokenizer = Tokenizer.from_folder(str(folder), template)
         home = folder if folder.is_dir() else folder.parent
-        return Student.initialise(options["student_config"], tokenizer, home, options["seed"])
-    signal = next(version.manifest.find("signal"), None)
-    if signal is None:
+        return Student.initialise(options["student_config"], tokenizer, home, options["seed"], template)
+    column = next(version.manifest.find("signal"), None)
+    if column is None:
         raise ConfigError(
             "--student-config: the dataset has no teacher yet to take the tokenizer of; name --student-tokenizer"
         )
-    tokenizer = stored_tokenizer(store, version.manifest, signal.template["tokens"])
+    tokenizer = stored_tokenizer(store, version.manifest, column.template["tokens"])
     return Student.initialise(options["student_config"], tokenizer, None, options["seed"])
 
 
@@ -195,9 +235,11 @@ def _weights(text: str | None) -> dict[str, float] | None:
         return None
     weights = {}
     for part in text.split(","):
-        name, _, number = part.partition("=")
+        name, _, number = (piece.strip() for piece in part.rpartition("="))
+        if name in weights:
+            raise ConfigError(f"--teacher-weights: teacher {name!r} is there twice in {text!r}")
         try:
-            weights[name.strip()] = float(number)
+            weights[name] = float(number)
         except ValueError:
             raise ConfigError(f"--teacher-weights {part!r}: expected NAME=WEIGHT, as in a=0.7,b=0.3") from None
     return weights

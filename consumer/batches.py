@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from logitstore.consumer.bins import Bin
-from logitstore.consumer.data import TeacherBlock, TeacherColumns, TrainingBlock
-from logitstore.consumer.projection import project_rows
+from logitstore.consumer.data import TeacherBlock, TrainingBlock
+from logitstore.consumer.projection import class_of, project_rows
 from logitstore.consumer.rows import TeacherRows, partition_rows, sampled_rows
-from logitstore.errors import TrainingError
+from logitstore.sparse import STEP_NATS
 
 
 @dataclass(frozen=True)
@@ -27,16 +27,19 @@ class TeacherBatch:
         has_row: bool [N].
         entropy: float32 [N], nats; None if not known.
         logprob: float32 [N], nats, of the realised token; None if not known.
+        likeliest: int64 [N], the teacher's likeliest token, or its class if the rows are over classes; -1 for none.
     """
 
     rows: TeacherRows
     has_row: Tensor
     entropy: Tensor | None
     logprob: Tensor | None
+    likeliest: Tensor
 
     def to(self, device: torch.device | str) -> TeacherBatch:
         entropy, logprob = (None if x is None else x.to(device) for x in (self.entropy, self.logprob))
-        return TeacherBatch(self.rows.to(device), self.has_row.to(device), entropy, logprob)
+        likeliest = self.likeliest.to(device)
+        return TeacherBatch(self.rows.to(device), self.has_row.to(device), entropy, logprob, likeliest)
 
 
 @dataclass(frozen=True)
@@ -78,19 +81,19 @@ class Batch:
 
 def collate(
     bins: list[tuple[TrainingBlock, Bin]],
-    teachers: tuple[TeacherColumns, ...],
     sequence_length: int,
     temperature: float,
     teacher_classes: list[Tensor | None],
+    vocab_size: int,
 ) -> Batch:
     """Make a batch.
 
     Args:
         bins: each with the block that it is of.
-        teachers: of the data.
         sequence_length: L.
         temperature: of the objective; decides which stored mass outside the rows is read.
         teacher_classes: per teacher, int64 [V_teacher] class of each token, None for the student's own tokens.
+        vocab_size: of the student's tokenizer.
     """
     input_ids = np.zeros((len(bins), sequence_length), np.int64)
     position_ids = np.zeros((len(bins), sequence_length), np.int64)
@@ -119,11 +122,11 @@ def collate(
         tuple(
             _teacher_batch(
                 [(block.teachers[number], rows) for (block, _), rows in zip(bins, charged, strict=True)],
-                columns,
                 temperature,
                 teacher_classes[number],
+                vocab_size,
             )
-            for number, columns in enumerate(teachers)
+            for number in range(len(teacher_classes))
         ),
         num_bytes,
         num_tokens,
@@ -132,9 +135,9 @@ def collate(
 
 def _teacher_batch(
     found: list[tuple[TeacherBlock, np.ndarray]],
-    columns: TeacherColumns,
     temperature: float,
     teacher_class: Tensor | None,
+    vocab_size: int,
 ) -> TeacherBatch:
     """``found``: per bin, the teacher's block and the charged tokens [n]."""
     row_of = [block.row_of[tokens] for block, tokens in found]
@@ -147,34 +150,60 @@ def _teacher_batch(
     tensors = [torch.from_numpy(table) for table in (ids, logprobs, sampled)]
     theta = found[0][0].signal.theta
     if theta is None:
-        column = _temperature_column(columns, found[0][0], temperature)
+        column = found[0][0].signal.temperatures.index(temperature)
         rest = np.concatenate(
             [_at(b.signal.rest[:, column], r, -np.inf) for (b, _), r in zip(found, row_of, strict=True)]
         )
         rows = partition_rows(tensors[0], tensors[1], torch.from_numpy(rest), temperature)
     else:
         rows = sampled_rows(tensors[0], tensors[1], tensors[2], theta, temperature)
+    if teacher_class is None and ids.max(initial=-1) >= vocab_size:
+        # Padding of the teacher's head, which the student's may not have: its mass belongs to the rest.
+        teacher_class = torch.arange(vocab_size)
     if teacher_class is not None:
         rows = project_rows(rows, teacher_class)
     has_row = torch.from_numpy(counts > 0)
-    entropy, logprob = (_scalar([(getattr(b, name), t) for b, t in found]) for name in ("entropy", "logprob"))
-    return TeacherBatch(rows, has_row, entropy, logprob)
+    entropy, logprob, argmax = (
+        _scalar([(getattr(block, name), chosen) for block, chosen in found])
+        for name in ("entropy", "logprob", "argmax")
+    )
+    likeliest = _likeliest_entry(*tensors) if argmax is None else argmax
+    if teacher_class is not None:
+        likeliest = class_of(likeliest, teacher_class)
+    return TeacherBatch(rows, has_row, entropy, logprob, likeliest.masked_fill(~has_row, -1))
 
 
 _FILLS = ((-1, np.int64), (-np.inf, np.float32), (False, bool))
 
 
 def _counts(block: TeacherBlock, rows: np.ndarray) -> np.ndarray:
-    return np.where(rows >= 0, block.signal.rows.counts[rows], 0)
+    offsets = block.signal.rows.offsets
+    return np.where(rows >= 0, offsets[rows + 1] - offsets[rows], 0)
 
 
 def _entries(block: TeacherBlock, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Ids, log-probs and sampled flags of the entries of some rows, concatenated."""
     sparse, kept = block.signal.rows, rows[rows >= 0]
-    begins, counts = sparse.offsets[kept], sparse.counts[kept]
+    begins, counts = sparse.offsets[kept], sparse.offsets[kept + 1] - sparse.offsets[kept]
     within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
     picked = np.repeat(begins, counts) + within
-    return sparse.ids[picked], sparse.logprobs()[picked], sparse.sampled[picked]
+    # Only what was picked is decoded: a block has many times the entries of a bin.
+    return sparse.ids[picked], _nats(sparse.quanta[picked]), sparse.sampled[picked]
+
+
+def _nats(quanta: np.ndarray) -> np.ndarray:
+    return quanta.astype(np.float32) * np.float32(-STEP_NATS)
+
+
+def _likeliest_entry(ids_NK: Tensor, logprobs_NK: Tensor, sampled_NK: Tensor) -> Tensor:
+    """int64 [N]: the likeliest token, which every selection keeps for certain; ties by id.
+
+    Not the entry of most mass: where the distribution is flat, a sampled one weighs more than the likeliest.
+    """
+    certain_NK = logprobs_NK.masked_fill(sampled_NK, -torch.inf)
+    is_top_NK = (certain_NK == certain_NK.amax(-1, keepdim=True)) & (ids_NK >= 0)
+    likeliest_N = ids_NK.masked_fill(~is_top_NK, torch.iinfo(torch.int64).max).amin(-1)
+    return likeliest_N.masked_fill(~is_top_NK.any(-1), -1)
 
 
 def _at(values: np.ndarray, rows: np.ndarray, fill: float) -> np.ndarray:
@@ -185,13 +214,3 @@ def _scalar(found: list[tuple[np.ndarray | None, np.ndarray]]) -> Tensor | None:
     if any(values is None for values, _ in found):
         return None
     return torch.from_numpy(np.concatenate([values[tokens] for values, tokens in found if values is not None]))
-
-
-def _temperature_column(columns: TeacherColumns, block: TeacherBlock, temperature: float) -> int:
-    if temperature not in block.signal.temperatures:
-        known = ", ".join(f"{t:g}" for t in block.signal.temperatures)
-        raise TrainingError(
-            f"teacher {columns.name!r}: its mass outside the rows is stored for temperature {known}, not "
-            f"{temperature:g}; produce again with `--temperatures 1,{temperature:g}`, or train at one of these"
-        )
-    return block.signal.temperatures.index(temperature)

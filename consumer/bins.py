@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from bisect import insort
+from bisect import bisect_left, insort
 from dataclasses import dataclass
 
-from logitstore.token_parts import TokenBlock
+import numpy as np
 
 
 @dataclass(frozen=True)
@@ -23,28 +23,33 @@ class Piece:
 Bin = tuple[Piece, ...]
 
 
-def cut_pieces(tokens: TokenBlock, sequence_length: int) -> list[Piece]:
+def cut_pieces(document_ends: np.ndarray, sequence_length: int) -> list[Piece]:
     """Every token but each document's first is charged in exactly one piece: pieces overlap by their first token.
 
     A sequence holds inputs; the last token of a piece is only predicted, so a piece may be one longer.
+
+    Args:
+        document_ends: int64 [D], where each document of a block ends, in tokens.
+        sequence_length: input tokens of a bin.
     """
-    pieces = []
-    for begin, end in zip(tokens.begins.tolist(), tokens.ends.tolist(), strict=True):
+    pieces, begin = [], 0
+    for end in document_ends.tolist():
         while end - begin > 1:
             stop = min(begin + sequence_length + 1, end)
             pieces.append(Piece(begin, stop))
             begin = stop - 1
+        begin = end
     return pieces
 
 
-def pack_bins(tokens: TokenBlock, sequence_length: int) -> list[Bin]:
+def pack_bins(document_ends: np.ndarray, sequence_length: int) -> list[Bin]:
     """Pieces packed by best fit decreasing: each into the fullest bin that has room."""
     bins: list[list[Piece]] = []
     rooms: list[tuple[int, int]] = []  # (room left, bin), ascending
-    for piece in sorted(cut_pieces(tokens, sequence_length), key=lambda piece: (-piece.num_tokens, piece.begin)):
+    for piece in sorted(cut_pieces(document_ends, sequence_length), key=lambda piece: (-piece.num_tokens, piece.begin)):
         size = piece.num_tokens - 1
-        fit = next((number for number, (room, _) in enumerate(rooms) if room >= size), None)
-        if fit is None:
+        fit = bisect_left(rooms, (size, -1))
+        if fit == len(rooms):
             bins.append([piece])
             insort(rooms, (sequence_length - size, len(bins) - 1))
             continue

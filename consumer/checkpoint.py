@@ -2,13 +2,12 @@
 
 checkpoints/step-00000200/
     model.safetensors       weights (tied ones once)
-    optimizer.safetensors   moments by parameter, and the state of torch's random numbers
-    state.json              step, tokens seen, stream state, and the digest of both files
+    optimizer.safetensors   moments by parameter, and the states of torch's random numbers
+    state.json              step, tokens seen, stream state, the digest of both files, and its own
 """
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 from dataclasses import dataclass
@@ -16,14 +15,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
 from logitstore.consumer.stream import StreamState
 from logitstore.digests import digest_bytes
-from logitstore.errors import StorageError, TrainingError
+from logitstore.errors import DamageError, StorageError, TrainingError
+from logitstore.records import open_record, seal_record
 
+FORMAT = 1
 KEPT = 2
+_RANDOM = "random/"
 
 
 @dataclass(frozen=True)
@@ -52,13 +55,13 @@ def save_checkpoint(folder: Path, model: torch.nn.Module, optimizer: torch.optim
         temporary.mkdir(parents=True)
         digests = {name: _write(temporary / f"{name}.safetensors", found) for name, found in tensors.items()}
         state = {
-            "format": 1,
+            "format": FORMAT,
             "step": progress.step,
             "num_tokens": progress.num_tokens,
             "stream": progress.stream.to_json(),
             "digests": digests,
         }
-        _write_synced(temporary / "state.json", json.dumps(state, indent=1).encode())
+        _write_synced(temporary / "state.json", seal_record(state))
         shutil.rmtree(target, ignore_errors=True)
         os.replace(temporary, target)
     except OSError as error:
@@ -80,15 +83,16 @@ def load_checkpoint(path: Path, model: torch.nn.Module, optimizer: torch.optim.O
     """Put a checkpoint's weights, moments and random state in place.
 
     Raises:
-        TrainingError: the checkpoint is damaged or of another model.
+        TrainingError: the checkpoint is damaged, of another model or of a newer version.
     """
     try:
-        state = json.loads((path / "state.json").read_bytes())
+        state = open_record((path / "state.json").read_bytes(), "state.json")
+        if state["format"] > FORMAT:
+            raise TrainingError(f"{path}: a checkpoint of format {state['format']}; upgrade logitstore to continue")
         found = {name: _read(path / f"{name}.safetensors", digest) for name, digest in state["digests"].items()}
-    except (OSError, ValueError, KeyError) as error:
-        raise TrainingError(
-            f"{path}: not a readable checkpoint ({error}); delete it to continue from an older one"
-        ) from error
+    except (OSError, DamageError, ValueError, SafetensorError) as error:
+        reason = str(error).replace("; run `logitstore verify`", "")
+        raise TrainingError(f"{path}: a damaged checkpoint ({reason}); delete it to go on from an older one") from error
     parameters = dict(model.named_parameters())
     if {name: p.shape for name, p in parameters.items()} != {name: t.shape for name, t in found["model"].items()}:
         raise TrainingError(f"{path}: a checkpoint of another student; choose another --output")
@@ -100,7 +104,9 @@ def load_checkpoint(path: Path, model: torch.nn.Module, optimizer: torch.optim.O
 
 
 def _optimizer_tensors(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    tensors = {"torch_rng": torch.get_rng_state()}
+    tensors = {f"{_RANDOM}cpu": torch.get_rng_state()}
+    for device in _accelerators(model):
+        tensors[f"{_RANDOM}{device}"] = torch.cuda.get_rng_state(device)
     for name, parameter in model.named_parameters():
         for key, value in optimizer.state.get(parameter, {}).items():
             tensors[f"{key}/{name}"] = torch.as_tensor(value)
@@ -108,13 +114,21 @@ def _optimizer_tensors(model: torch.nn.Module, optimizer: torch.optim.Optimizer)
 
 
 def _restore_optimizer(model: torch.nn.Module, optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
-    torch.set_rng_state(tensors.pop("torch_rng"))
+    torch.set_rng_state(tensors[f"{_RANDOM}cpu"])
+    for device in _accelerators(model):
+        if (state := tensors.get(f"{_RANDOM}{device}")) is not None:  # absent if the run began on another device
+            torch.cuda.set_rng_state(state, device)
     parameters = dict(model.named_parameters())
     for key, value in tensors.items():
         kind, name = key.split("/", 1)
-        parameter = parameters[name]
-        # AdamW keeps its step count where its implementation wants it; moments live with the parameter.
-        optimizer.state[parameter][kind] = value if kind == "step" else value.to(parameter.device)
+        if key.startswith(_RANDOM):
+            continue
+        # The step count too: the fused AdamW wants it beside the moments, where the parameter is.
+        optimizer.state[parameters[name]][kind] = value.to(parameters[name].device)
+
+
+def _accelerators(model: torch.nn.Module) -> list[torch.device]:
+    return sorted({p.device for p in model.parameters() if p.device.type == "cuda"}, key=str)
 
 
 def _write(path: Path, tensors: dict[str, Any]) -> str:

@@ -7,13 +7,15 @@ both vocabularies are cut into common classes.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from logitstore.alignment_parts import alignment_template, read_pairs
 from logitstore.consumer.projection import VocabularyClasses, first_tokens, vocabulary_classes
+from logitstore.consumer.rows import require_unit_temperature
 from logitstore.digests import digest_json
 from logitstore.documents import TRAINABLE_ROLES
 from logitstore.errors import ConfigError, TrainingError
@@ -23,7 +25,7 @@ from logitstore.plan import HELD_OUT, TRAIN
 from logitstore.signals import SparseSignal, read_scalars, read_sparse
 from logitstore.store import DatasetVersion, Store
 from logitstore.text_parts import read_documents_of
-from logitstore.token_parts import TokenBlock, read_tokens, tokens_template
+from logitstore.token_parts import TokenBlock, read_document_ends, read_tokens, tokens_template
 from logitstore.tokenizer import Tokenizer
 
 
@@ -54,12 +56,14 @@ class TeacherBlock:
         row_of: int64 [T], the row that speaks of each student token, -1 if none does.
         entropy: float32 [T], nats, of each student token's row; None without scalars or with other tokens.
         logprob: float32 [T], nats, of each student token under the teacher; None likewise.
+        argmax: int64 [T], the teacher's likeliest token in each student token's place; None without scalars.
     """
 
     signal: SparseSignal
     row_of: np.ndarray
     entropy: np.ndarray | None
     logprob: np.ndarray | None
+    argmax: np.ndarray | None
 
 
 @dataclass(frozen=True)
@@ -85,18 +89,22 @@ class TrainingData:
         tokens: Column,
         teachers: tuple[TeacherColumns, ...],
         loss_on: str,
+        vocab_size: int,
     ) -> None:
-        self.store, self.version, self.teachers, self.loss_on = store, version, teachers, loss_on
+        self.store, self.version, self.loss_on, self.vocab_size = store, version, loss_on, vocab_size
         self._tokens, self._text = tokens, next(version.manifest.find("text"))
         columns = [tokens, *(c for t in teachers for c in (t.sparse, t.alignment) if c is not None)]
         blocks = version.manifest.plan.blocks
         whole = [n for n in range(len(blocks)) if all(column.cells[n] is not None for column in columns)]
+        self.teachers = tuple(_without_partial_scalars(teacher, whole) for teacher in teachers)
         self.num_holes = len(blocks) - len(whole)
         self.train_blocks = [n for n in whole if blocks[n].split == TRAIN]
         self.held_out_blocks = [n for n in whole if blocks[n].split == HELD_OUT]
-        self.num_train_tokens = sum(cell.num_rows for n in self.train_blocks if (cell := tokens.cells[n]))
         if not self.train_blocks:
-            raise TrainingError(f"dataset {version.name!r}: no block is complete; finish `logitstore produce` first")
+            raise TrainingError(
+                f"dataset {version.name!r}: no training block has all that this student needs; finish "
+                "`logitstore produce` first"
+            )
 
     @classmethod
     def open(
@@ -115,13 +123,15 @@ class TrainingData:
             store: the store.
             version: of the dataset.
             student: the student's tokenizer.
-            teacher_weights: by teacher name; every teacher of the dataset with equal weight by default.
-            selection: ``topk`` or ``threshold``, where a teacher has both.
+            teacher_weights: by teacher name, made to sum to one; every teacher of the dataset with equal weight by
+                default, none if empty.
+            selection: where a teacher has several: a policy, such as ``topk``, or with its number, ``topk:64``.
             loss_on: ``all`` tokens, or ``answers``: completions and assistant turns.
 
         Raises:
-            TrainingError: the dataset does not have this student's tokens or their alignment; says what makes them.
-            ConfigError: unknown teacher, or several signals to choose from.
+            TrainingError: the dataset does not have this student's tokens, their alignment or any teacher; says what
+                makes them.
+            ConfigError: unknown teacher, impossible weights, or several signals to choose from.
         """
         manifest = version.manifest
         tokens = manifest.column(digest_json(tokens_template(student)))
@@ -129,9 +139,30 @@ class TrainingData:
             raise TrainingError(_missing_tokens(version))
         teachers = tuple(
             _teacher_columns(store, manifest, student, tokens, name, weight, selection)
-            for name, weight in _weights(manifest, teacher_weights).items()
+            for name, weight in _weights(version, teacher_weights).items()
         )
-        return cls(store, version, tokens, teachers, loss_on)
+        return cls(store, version, tokens, teachers, loss_on, student.vocab_size)
+
+    def check_temperature(self, temperature: float) -> None:
+        """Refuse a temperature that some teacher's signal cannot serve, before anything is read.
+
+        Raises:
+            ConfigError: nothing is stored for it.
+        """
+        for teacher in self.teachers:
+            template = teacher.sparse.template
+            if template["selection"]["policy"] != "topk":
+                require_unit_temperature(temperature)
+            elif temperature not in (stored := [float(number) for number in template["temperatures"]]):
+                known = ", ".join(f"{number:g}" for number in stored)
+                raise ConfigError(
+                    f"--temperature {temperature:g}: teacher {teacher.name!r} has its mass outside the rows stored for "
+                    f"{known} only; produce again with `--temperatures 1,{temperature:g}`, or train at one of these"
+                )
+
+    def document_ends(self, block: int) -> np.ndarray:
+        """int64 [D], where each document of a block ends, in student tokens; reads nothing else of the block."""
+        return read_document_ends(self.store.column_part(self._tokens, block))
 
     def load(self, block: int) -> TrainingBlock:
         """Read and decode one block of the plan."""
@@ -153,23 +184,54 @@ class TrainingData:
             teacher_rows, student_rows = read_pairs(self.store.column_part(teacher.alignment, block))
             kept = scored[teacher_rows]
             row_of[student_rows[kept]] = teacher_rows[kept]
-        entropy = logprob = None
-        if teacher.scalars is not None and teacher.alignment is None and teacher.scalars.cells[block] is not None:
+        entropy = logprob = argmax = None
+        if teacher.scalars is not None:
             scalars, _ = read_scalars(self.store.column_part(teacher.scalars, block))
-            entropy, logprob = scalars["entropy"], scalars["logprob"]
-        return TeacherBlock(signal, row_of, entropy, logprob)
+            # Rows that were not scored are NaN, which is no integer; no one asks for theirs.
+            argmax = np.nan_to_num(scalars["argmax_id"], nan=-1.0).astype(np.int64)[row_of]
+            if teacher.alignment is None:
+                entropy, logprob = scalars["entropy"], scalars["logprob"]
+        return TeacherBlock(signal, row_of, entropy, logprob, argmax)
 
 
-def _weights(manifest: Manifest, asked: Mapping[str, float] | None) -> dict[str, float]:
-    names = list(dict.fromkeys(column.label for column in manifest.find("signal", signal="sparse")))
-    if asked is None:
-        return {name: 1.0 / len(names) for name in names}
-    for name, weight in asked.items():
+def _without_partial_scalars(teacher: TeacherColumns, blocks: list[int]) -> TeacherColumns:
+    """Scalars serve measures over all blocks, so those with holes serve none."""
+    if teacher.scalars is None or all(teacher.scalars.cells[block] is not None for block in blocks):
+        return teacher
+    return replace(teacher, scalars=None)
+
+
+def _weights(version: DatasetVersion, asked: Mapping[str, float] | None) -> dict[str, float]:
+    """Shares of the teachers, which sum to one: how much they count together is the objective's to say."""
+    if asked is not None and not asked:
+        return {}
+    names = list(dict.fromkeys(column.label for column in version.manifest.find("signal", signal="sparse")))
+    if not names:
+        raise TrainingError(
+            f"dataset {version.name!r} has no teacher's sparse signal yet; make one with `logitstore produce STORE "
+            f"--dataset {version.name} --teacher MODEL`, or train on text alone with --objective ce"
+        )
+    weights = dict.fromkeys(names, 1.0) if asked is None else asked
+    for name, weight in weights.items():
         if name not in names:
             raise ConfigError(f"--teacher-weights: no teacher {name!r} in the dataset; there are: {', '.join(names)}")
-        if weight < 0:
-            raise ConfigError(f"--teacher-weights: the weight of {name!r} is {weight:g}, expected >= 0")
-    return {name: weight for name, weight in asked.items() if weight > 0}
+        if not 0.0 <= weight < math.inf:
+            raise ConfigError(f"--teacher-weights: the weight of {name!r} is {weight:g}, expected a finite number >= 0")
+    total = sum(weights.values())
+    if total == 0.0:
+        raise ConfigError("--teacher-weights: no teacher has a positive weight; use --objective ce to do without")
+    return {name: weight / total for name, weight in weights.items() if weight > 0}
+
+
+def _selection_names(column: Column) -> set[str]:
+    """What ``--selection`` may call a signal: ``topk`` or ``topk:64``."""
+    selection = column.template["selection"]
+    return {selection["policy"], _selection_name(column)}
+
+
+def _selection_name(column: Column) -> str:
+    selection = column.template["selection"]
+    return f"{selection['policy']}:{selection.get('k') or selection.get('theta')}"
 
 
 def _teacher_columns(
@@ -182,16 +244,18 @@ def _teacher_columns(
     selection: str | None,
 ) -> TeacherColumns:
     found = [column for column in manifest.find("signal", signal="sparse") if column.label == name]
+    stored = ", ".join(map(_selection_name, found))
     if selection is not None:
-        found = [column for column in found if column.template["selection"]["policy"] == selection]
-    if len(found) != 1:
-        kept = ", ".join(":".join(column.template["selection"].values()) for column in found) or "none"
-        raise ConfigError(f"teacher {name!r}: one sparse signal was expected, found {kept}; choose with --selection")
+        found = [column for column in found if selection in _selection_names(column)]
+    if not found:
+        raise ConfigError(f"--selection {selection}: teacher {name!r} has no such signal; it has: {stored}")
+    if len(found) > 1:
+        raise ConfigError(f"teacher {name!r} has several sparse signals ({stored}): choose one with --selection")
     sparse = found[0]
     teacher_tokens = sparse.template["tokens"]
-    scalars = next(
-        (c for c in manifest.find("signal", signal="scalars", tokens=teacher_tokens) if c.label == name), None
-    )
+    # By whatever name: scalars of the very weights and windows that the entries are of.
+    same = {key: sparse.template[key] for key in ("teacher", "tokens", "windows", "dtype")}
+    scalars = next(manifest.find("signal", signal="scalars", **same), None)
     if teacher_tokens == tokens.id:
         return TeacherColumns(name, weight, sparse, scalars)
     alignment = manifest.column(digest_json(alignment_template(teacher_tokens, tokens.id)))

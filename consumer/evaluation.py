@@ -27,33 +27,40 @@ class _Sums:
 
     cross_entropy: float = 0.0
     kl: float = 0.0
-    entropy: float = 0.0
     teacher_nats: float = 0.0
     agreements: float = 0.0
     num_rows: int = 0
 
 
 @torch.no_grad()
-def evaluate(student: Student, stream: Stream, device: str) -> dict[str, float]:
+def evaluate(student: Student, stream: Stream, device: str, batch_sequences: int | None = None) -> dict[str, float]:
     """Measure a student on the held-out blocks of a stream's dataset.
 
+    Args:
+        student: on ``device``.
+        stream: of its training; where it stands is left as it is.
+        device: to compute on.
+        batch_sequences: sequences of one forward pass; as in training by default.
+
     Returns:
-        ``cross_entropy`` (nats a token) and ``bits_per_byte``; for each teacher ``kl/NAME`` (nats a token: forward KL
-        on the stored partition, or its unbiased estimate less the teacher's own entropy) or, where the entropy is not
-        known, ``teacher_cross_entropy/NAME``; ``top1_agreement/NAME``; ``teacher_bits_per_byte/NAME``. Empty if
-        nothing is held out.
+        ``cross_entropy`` (nats a token) and ``bits_per_byte``; for each teacher, over the tokens that it has a row for,
+        ``kl/NAME`` (nats a token, at temperature 1: forward KL on the stored partition, or the unbiased cross-entropy
+        less the teacher's own entropy) or, where the entropy is not known, ``teacher_cross_entropy/NAME``; and
+        ``top1_agreement/NAME``, the share of tokens whose likeliest token, or its class, is the teacher's. With a row
+        and a log-prob for every token, ``teacher_bits_per_byte/NAME``. Empty if nothing is held out.
     """
     student.model.eval()
-    measure = DistillationLoss(Objective({"kl": 1.0, "ce": 1.0}), stream.data.teachers, stream.temperature, student)
+    measure = DistillationLoss(Objective({"kl": 1.0, "ce": 1.0}), stream.data.teachers, 1.0, student)
     sums = {teacher.name: _Sums() for teacher in stream.data.teachers}
     cross_entropy, num_tokens, num_bytes = 0.0, 0, 0
-    for bins in stream.held_out():
-        batch = stream.collate(bins).to(device)
-        terms = measure(student, batch).terms
+    for bins in stream.held_out(batch_sequences):
+        batch = stream.collate(bins, temperature=1.0).to(device)
+        hidden_ND = student.hidden(batch)
+        terms = measure.of_hidden(student, hidden_ND, batch).terms
         cross_entropy += terms["ce"].item()
         num_tokens += batch.num_charged
         num_bytes += batch.num_bytes
-        likeliest_N = _likeliest(student, student.hidden(batch))
+        likeliest_N = _likeliest(student, hidden_ND)
         for columns, teacher in zip(stream.data.teachers, batch.teachers, strict=True):
             _add(
                 sums[columns.name],
@@ -66,9 +73,11 @@ def evaluate(student: Student, stream: Stream, device: str) -> dict[str, float]:
     student.model.train()
     if num_tokens == 0:
         return {}
-    values = {"cross_entropy": cross_entropy / num_tokens, "bits_per_byte": cross_entropy / math.log(2) / num_bytes}
+    values = {"cross_entropy": cross_entropy / num_tokens}
+    if num_bytes > 0:  # of a document such as "x" without BOS only EOS is predicted
+        values["bits_per_byte"] = cross_entropy / math.log(2) / num_bytes
     for name, found in sums.items():
-        values |= _teacher_values(name, found, num_bytes)
+        values |= _teacher_values(name, found, num_tokens, num_bytes)
     return values
 
 
@@ -89,18 +98,19 @@ def _add(
     if columns.classes is not None:
         groups, _ = columns.classes.student_groups(head_rows)
         likeliest_N = groups.to(likeliest_N.device)[likeliest_N]
-    best_N = teacher.rows.ids_NK.gather(-1, teacher.rows.log_masses_NK.argmax(-1, keepdim=True))[:, 0]
-    sums.agreements += (best_N == likeliest_N)[has_row].sum().item()
+    sums.agreements += (teacher.likeliest == likeliest_N)[has_row].sum().item()
 
 
-def _teacher_values(name: str, sums: _Sums, num_bytes: int) -> dict[str, float]:
-    rows = max(1, sums.num_rows)
+def _teacher_values(name: str, sums: _Sums, num_tokens: int, num_bytes: int) -> dict[str, float]:
+    if sums.num_rows == 0:
+        return {}
+    rows = sums.num_rows
     values = {f"top1_agreement/{name}": sums.agreements / rows}
     if sums.cross_entropy:
         values[f"teacher_cross_entropy/{name}"] = sums.cross_entropy / rows
     else:
         values[f"kl/{name}"] = sums.kl / rows
-    if sums.teacher_nats:
+    if sums.teacher_nats and rows == num_tokens and num_bytes > 0:
         values[f"teacher_bits_per_byte/{name}"] = sums.teacher_nats / math.log(2) / num_bytes
     return values
 

@@ -35,7 +35,10 @@ class DistillationLoss:
         self._groups = [_groups_of(teacher, student) for teacher in self.teachers]
 
     def __call__(self, student: Student, batch: Batch) -> LossSums:
-        hidden_ND = student.hidden(batch)
+        return self.of_hidden(student, student.hidden(batch), batch)
+
+    def of_hidden(self, student: Student, hidden_ND: Tensor, batch: Batch) -> LossSums:
+        """The same, where the hidden states [N, D] of the charged tokens are at hand."""
         total, terms = hidden_ND.new_zeros((), dtype=torch.float32), {}
         realised = None
         for number, (columns, teacher) in enumerate(zip(self.teachers, batch.teachers, strict=False)):

@@ -56,18 +56,18 @@ class Objective:
 
 
 def parse_objective(text: str) -> Objective:
-    """Read an objective such as ``kl:0.9,ce:0.1``; a name alone has weight 1.
+    """Read an objective such as ``kl:0.9,ce:0.1`` (or with ``=``, as mappings come); a name alone has weight 1.
 
     Raises:
         ConfigError: an unknown or repeated term, a weight that is no number or negative, or no positive weight.
     """
     terms: dict[str, float] = {}
     for part in text.split(","):
-        name, _, number = (piece.strip() for piece in part.partition(":"))
+        name, sign, number = (piece.strip() for piece in part.replace("=", ":").partition(":"))
         if name in terms:
             raise ConfigError(f"objective: term {name!r} is there twice in {text!r}")
         try:
-            terms[name] = float(number) if ":" in part else 1.0
+            terms[name] = float(number) if sign else 1.0
         except ValueError:
             raise ConfigError(
                 f"objective: the weight of {name!r} is {number!r}, expected a number, as in kl:0.9,ce:0.1"

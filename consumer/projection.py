@@ -173,8 +173,7 @@ def project_rows(rows: TeacherRows, teacher_class: Tensor) -> TeacherRows:
     """
     unlisted = torch.iinfo(torch.int64).max
     log_masses_NK = rows.log_masses_NK
-    known_NK = (rows.ids_NK >= 0) & (rows.ids_NK < len(teacher_class))
-    classes_NK = teacher_class.long()[rows.ids_NK.where(known_NK, 0)].masked_fill(~known_NK, -1)
+    classes_NK = class_of(rows.ids_NK, teacher_class)
     log_rest_N = rows.log_rest_N
     if log_rest_N is not None:
         lost_N = log_masses_NK.masked_fill(classes_NK >= 0, -torch.inf).logsumexp(-1)
@@ -186,6 +185,12 @@ def project_rows(rows: TeacherRows, teacher_class: Tensor) -> TeacherRows:
     slots_NK = is_new_NK.cumsum(-1) - 1
     ids_NK = torch.full_like(classes_NK, unlisted).scatter_(-1, slots_NK, classes_NK)
     return TeacherRows(ids_NK.masked_fill_(ids_NK == unlisted, -1), _sum_by_slot(log_masses_NK, slots_NK), log_rest_N)
+
+
+def class_of(ids: Tensor, teacher_class: Tensor) -> Tensor:
+    """int64, like ``ids``: each teacher token's class; -1 for fill, padding of the head, and tokens without one."""
+    known = (ids >= 0) & (ids < len(teacher_class))
+    return teacher_class.long()[ids.where(known, 0)].masked_fill(~known, -1)
 
 
 def _sum_by_slot(log_masses_NK: Tensor, slots_NK: Tensor) -> Tensor:

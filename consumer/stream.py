@@ -18,7 +18,7 @@ import torch
 from logitstore.consumer.batches import Batch, collate
 from logitstore.consumer.bins import Bin, pack_bins
 from logitstore.consumer.data import TrainingBlock, TrainingData
-from logitstore.errors import TrainingError
+from logitstore.errors import ConfigError, TrainingError
 
 _GROUP_BYTES = 16 << 20
 """Text that a group of blocks has: enough to mix documents well, little enough to keep decoded twice."""
@@ -36,9 +36,17 @@ class StreamConfig:
     """Tokens of a global batch, padding included."""
     seed: int = 0
 
+    def __post_init__(self) -> None:
+        if self.sequence_length < 1:
+            raise ConfigError(f"--seq-length {self.sequence_length}: expected at least one token")
+        if self.batch_tokens < self.sequence_length:
+            raise ConfigError(
+                f"--batch-tokens {self.batch_tokens}: less than one sequence (--seq-length {self.sequence_length})"
+            )
+
     @property
     def batch_sequences(self) -> int:
-        return max(1, self.batch_tokens // self.sequence_length)
+        return self.batch_tokens // self.sequence_length
 
 
 @dataclass(frozen=True)
@@ -63,6 +71,7 @@ class Stream:
     """Global batches without end, epoch after epoch."""
 
     def __init__(self, data: TrainingData, config: StreamConfig, temperature: float = 1.0) -> None:
+        data.check_temperature(temperature)
         self.data, self.config, self.temperature = data, config, temperature
         self.state = StreamState(data.version.manifest.identity, config)
         self._group_blocks = max(1, _GROUP_BYTES // data.version.manifest.plan.settings.block_bytes)
@@ -70,6 +79,7 @@ class Stream:
             None if teacher.classes is None else torch.from_numpy(teacher.classes.teacher_class.astype(np.int64))
             for teacher in data.teachers
         ]
+        self._num_bins: list[int] = []
 
     def resume(self, state: StreamState) -> None:
         """Continue where another stream of the same data and config stood.
@@ -88,29 +98,60 @@ class Stream:
 
     def __iter__(self) -> Iterator[list[PlacedBin]]:
         """Global batches, as bins. After taking one, ``state`` says where the next one starts."""
-        with ThreadPoolExecutor(max_workers=1) as reader:
-            pending = self._load_group(reader, self.state)
+        reader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="blocks")
+        try:
+            pending, num_fruitless = self._load_group(reader, self.state), 0
             while True:
-                blocks = [future.result() for future in pending]
                 here, following = self.state, self._after_group(self.state)
+                blocks = [future.result() for future in pending]
                 pending = self._load_group(reader, following)
                 batches = self._cut(blocks, here)
                 for number in range(here.batch, len(batches)):
                     is_last = number + 1 == len(batches)
                     self.state = following if is_last else replace(here, batch=number + 1)
                     yield batches[number]
+                if not batches:  # documents of one token each
+                    self.state, num_fruitless = following, num_fruitless + 1
+                    if num_fruitless > len(self.data.train_blocks):
+                        raise self._nothing_to_predict()
+        finally:
+            # Whoever stops, for an error or at the end, does not wait for blocks that nobody will read.
+            reader.shutdown(wait=False, cancel_futures=True)
 
-    def held_out(self) -> Iterator[list[PlacedBin]]:
-        """Held-out bins in the plan's order, once."""
+    def num_batches(self, epoch: int) -> int:
+        """Batches of an epoch. Reads where documents end, not the tokens: small objects, but one for every block.
+
+        Raises:
+            TrainingError: there is not one.
+        """
+        if not self._num_bins:
+            for number in self.data.train_blocks:
+                bins = pack_bins(self.data.document_ends(number), self.config.sequence_length)
+                self._num_bins.append(len(bins))
+        order = _shuffled(len(self._num_bins), self.config.seed, epoch)
+        groups = [order[begin : begin + self._group_blocks] for begin in range(0, len(order), self._group_blocks)]
+        sizes = [sum(self._num_bins[number] for number in group) for group in groups]
+        if not any(sizes):
+            raise self._nothing_to_predict()
+        return sum(-(-size // self.config.batch_sequences) for size in sizes)
+
+    def held_out(self, batch_sequences: int | None = None) -> Iterator[list[PlacedBin]]:
+        """Held-out bins in the plan's order, once, so many at a time (a global batch by default)."""
+        size = batch_sequences or self.config.batch_sequences
         for number in self.data.held_out_blocks:
             block = self.data.load(number)
-            bins = [(block, bin_) for bin_ in pack_bins(block.tokens, self.config.sequence_length)]
-            for begin in range(0, len(bins), self.config.batch_sequences):
-                yield bins[begin : begin + self.config.batch_sequences]
+            bins = [(block, bin_) for bin_ in pack_bins(block.tokens.ends, self.config.sequence_length)]
+            for begin in range(0, len(bins), size):
+                yield bins[begin : begin + size]
 
-    def collate(self, bins: list[PlacedBin]) -> Batch:
-        """Tensors of a batch or of a slice of it."""
-        return collate(bins, self.data.teachers, self.config.sequence_length, self.temperature, self._classes)
+    def collate(self, bins: list[PlacedBin], temperature: float | None = None) -> Batch:
+        """Tensors of a batch or of a slice of it, with rows for the stream's temperature or another."""
+        return collate(
+            bins, self.config.sequence_length, temperature or self.temperature, self._classes, self.data.vocab_size
+        )
+
+    def _nothing_to_predict(self) -> TrainingError:
+        return TrainingError(f"dataset {self.data.version.name!r}: no document has two tokens: nothing to predict")
 
     def _load_group(self, reader: ThreadPoolExecutor, state: StreamState) -> list[Future[TrainingBlock]]:
         order = _shuffled(len(self.data.train_blocks), self.config.seed, state.epoch)
@@ -124,10 +165,12 @@ class Stream:
         return replace(state, epoch=state.epoch + 1, group=0, batch=0)
 
     def _cut(self, blocks: list[TrainingBlock], state: StreamState) -> list[list[PlacedBin]]:
-        bins = [(block, bin_) for block in blocks for bin_ in pack_bins(block.tokens, self.config.sequence_length)]
+        bins = [(block, bin_) for block in blocks for bin_ in pack_bins(block.tokens.ends, self.config.sequence_length)]
         order = _shuffled(len(bins), self.config.seed, state.epoch, state.group)
         # As even as can be: a last batch of one sequence would weigh as much as a full one.
         num_batches = -(-len(bins) // self.config.batch_sequences)
+        if num_batches == 0:
+            return []
         return [[bins[n] for n in sorted(part.tolist())] for part in np.array_split(order, num_batches)]
 
 

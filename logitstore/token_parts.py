@@ -69,6 +69,11 @@ def stage_tokens(documents: Sequence[TokenizedDocument]) -> StagedPart:
     return stage("tokens", arrays, {"num_tokens": len(ids)})
 
 
+def read_document_ends(part: Part) -> np.ndarray:
+    """int64 [D], where each document's tokens end; the tokens themselves are not read."""
+    return np.ascontiguousarray(part.array("documents")[:, 0])
+
+
 def read_tokens(part: Part) -> TokenBlock:
     tokens, documents = part.array("tokens"), part.array("documents")
     return TokenBlock(

@@ -3,12 +3,25 @@
 from __future__ import annotations
 
 import os
+from typing import TYPE_CHECKING
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
+import pytest
 from hypothesis import settings
+
+if TYPE_CHECKING:
+    from stores import SmallStore
 
 # Numba compiles within the first example, so no example has a deadline.
 settings.register_profile("logitstore", deadline=None)
 settings.load_profile("logitstore")
+
+
+@pytest.fixture(scope="session")
+def small(tmp_path_factory: pytest.TempPathFactory) -> SmallStore:
+    """The store that the tests of consumer and command line share; they must not change it."""
+    from stores import build_small_store  # torch only where it is needed
+
+    return build_small_store(tmp_path_factory.mktemp("small"))
