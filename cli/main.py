@@ -18,6 +18,7 @@ from logitstore.cli.verify import verify
 from logitstore.errors import LogitStoreError
 
 USER_ERROR, INTERRUPTED = 2, 130
+_EXTRA_PACKAGES = ("torch", "transformers", "safetensors", "tensorboard")
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -50,6 +51,10 @@ def main(arguments: list[str] | None = None) -> None:
     except BrokenPipeError:  # whoever read our output has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(USER_ERROR)
+    except ModuleNotFoundError as error:
+        if error.name not in _EXTRA_PACKAGES:
+            raise
+        _refuse(f"{error.name} is not installed; this command needs it: pip install 'logitstore[producer,train]'")
     except OSError as error:  # any file system may refuse at any time
         _refuse(f"{error.filename or 'input or output'}: {error.strerror or error}")
     except (KeyboardInterrupt, click.Abort):
