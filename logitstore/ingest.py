@@ -80,6 +80,8 @@ def ingest(
         reading.take(read_documents(files, fields, on_error, report), progress)
     plan = reading.plan()
     digest = store.commit_result(recipe, {"plan": store.put_plan(plan)}, {}).result["plan"]
+    # A run on a dataset that exists asks with the settings of its plan, which are settled further than those of before.
+    store.commit_result(plan_recipe(files, plan.settings, fields, on_error), {"plan": digest}, {})
     return Ingested(digest, store.plan(digest), report)
 
 

@@ -90,12 +90,9 @@ def score(store: Store, texts: TextColumns, templates: list[dict[str, Any]], tok
 
 def made_up_rows(tokens: TokenBlock, scored: np.ndarray) -> SparseRows:
     """The realised token with probability 1/2, and its neighbours in the vocabulary with less and less."""
-    ids = (tokens.ids[scored, None] + np.arange(ENTRIES)) % 300
+    ids = tokens.ids[scored, None] ^ np.arange(ENTRIES)
     logprobs = np.log(0.5) * (1 + np.arange(ENTRIES))[None, :].repeat(len(ids), 0)
-    sampled = np.zeros(ids.size, bool)
+    offsets = offsets_of(np.where(scored, ENTRIES, 0))
     return SparseRows(
-        offsets_of(np.where(scored, ENTRIES, 0)),
-        ids.reshape(-1).astype(np.int32),
-        quantise(logprobs).reshape(-1),
-        sampled,
+        offsets, ids.reshape(-1).astype(np.int32), quantise(logprobs).reshape(-1), np.zeros(ids.size, bool)
     )

@@ -139,6 +139,9 @@ def test_unchanged_files_are_not_read_again(store, tmp_path, monkeypatch):
     again = ingest(store, list_files(files), SETTINGS)
     assert (again.plan_digest, again.plan, again.report) == (first.plan_digest, first.plan, None)
     monkeypatch.undo()
+    monkeypatch.setattr(ingest_module, "read_documents", lambda *arguments: pytest.fail("was read again"))
+    assert ingest(store, list_files(files), first.plan.settings).plan_digest == first.plan_digest
+    monkeypatch.undo()
     os.utime(files[0], ns=(0, 0))
     touched = ingest(store, list_files(files), SETTINGS)
     assert touched.report is not None
