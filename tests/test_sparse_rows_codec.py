@@ -222,12 +222,11 @@ def test_decode_rows_of_mutated_bytes_is_refused_or_consistent(memory_limit):
         assert_equal_rows(SparseRows.from_rectangle(rows.rectangle(width_of(rows))), rows)
 
 
-@pytest.mark.parametrize("field", range(4))
-@pytest.mark.parametrize("value", [0, 1, 5, 2**31, 2**32 - 1])
+@pytest.mark.parametrize(
+    ("field", "value"), sorted(set(itertools.product(range(4), [0, 1, 5, 2**31, 2**32 - 1])) - {(0, 1)})
+)
 def test_decode_rows_with_an_adversarial_header_is_refused(field, value, memory_limit):
     encoded = bytearray(encode_rows(random_rows(20)))
-    if struct.unpack_from("<I", encoded, 4 * field)[0] == value:
-        pytest.skip("the value it has")
     struct.pack_into("<I", encoded, 4 * field, value)
     with pytest.raises(DamageError):
         decode_rows(bytes(encoded))
