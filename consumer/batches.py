@@ -157,11 +157,11 @@ def _teacher_batch(
         rows = partition_rows(tensors[0], tensors[1], torch.from_numpy(rest), temperature)
     else:
         rows = sampled_rows(tensors[0], tensors[1], tensors[2], theta, temperature)
-    if teacher_class is None and ids.max(initial=-1) >= vocab_size:
-        # Padding of the teacher's head, which the student's may not have: its mass belongs to the rest.
-        teacher_class = torch.arange(vocab_size)
     if teacher_class is not None:
         rows = project_rows(rows, teacher_class)
+    elif ids.max(initial=-1) >= vocab_size:
+        # Padding of the teacher's head, which the student's may not have: its mass belongs to the rest.
+        rows = project_rows(rows, torch.arange(vocab_size))
     has_row = torch.from_numpy(counts > 0)
     entropy, logprob, argmax = (
         _scalar([(getattr(block, name), chosen) for block, chosen in found])

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import settings
 
 if TYPE_CHECKING:
-    from stores import SmallStore
+    from small_store import SmallStore
 
 # Numba compiles within the first example, so no example has a deadline.
 settings.register_profile("logitstore", deadline=None)
@@ -22,6 +22,6 @@ settings.load_profile("logitstore")
 @pytest.fixture(scope="session")
 def small(tmp_path_factory: pytest.TempPathFactory) -> SmallStore:
     """The store that the tests of consumer and command line share; they must not change it."""
-    from stores import build_small_store  # torch only where it is needed
+    from small_store import build_small_store  # torch only where it is needed
 
     return build_small_store(tmp_path_factory.mktemp("small"))

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from builders import build_bytelevel_tokenizer
-from stores import SmallStore
+from small_store import SmallStore
 
 from logitstore.consumer.data import TrainingData, _answers_mask
 from logitstore.documents import TRAINABLE_ROLES, Document, Segment

@@ -6,7 +6,7 @@ from dataclasses import replace
 from itertools import islice
 
 import pytest
-from stores import SEQUENCE_LENGTH, SmallStore
+from small_store import SEQUENCE_LENGTH, SmallStore
 
 from logitstore.consumer import stream as stream_module
 from logitstore.consumer.data import TrainingData

@@ -1,0 +1,216 @@
+"""The whole loss of a batch, with its gradients, against a dense float64 reference that runs every document alone."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+
+import pytest
+import torch
+from small_store import SEQUENCE_LENGTH, SmallStore, make_student, open_stream
+from torch import Tensor
+
+from logitstore.consumer.batches import Batch
+from logitstore.consumer.loss import DistillationLoss, LossSums
+from logitstore.consumer.objectives import parse_objective
+from logitstore.consumer.stream import PlacedBin, Stream
+from logitstore.consumer.student import Student
+
+GRANITE = {"model_type": "granite", "logits_scaling": 3.0}
+PHI = {"model_type": "phi", "num_key_value_heads": 2}  # the head has a bias
+
+
+def dense_logits(model: torch.nn.Module, bins: list[PlacedBin]) -> Tensor:
+    """[N, V] logits for the charged tokens, each piece of a document in a forward of its own."""
+    found = []
+    for block, pieces in bins:
+        for piece in pieces:
+            ids = torch.from_numpy(block.tokens.ids[piece.begin : piece.end - 1]).long()
+            logits = model(input_ids=ids[None], use_cache=False).logits[0]
+            found.append(logits[torch.from_numpy(block.charged[piece.begin + 1 : piece.end])])
+    return torch.cat(found)
+
+
+def dense_loss(
+    model: torch.nn.Module, stream: Stream, bins: list[PlacedBin], objective: str, temperature: float
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Total and terms, by the formulas of the documentation on full distributions."""
+    weights, batch = parse_objective(objective), stream.collate(bins)
+    logits = dense_logits(model, bins)
+    terms = {"ce": -logits.log_softmax(-1).gather(1, batch.targets[:, None]).sum()}
+    total = weights.weight("ce") * terms["ce"]
+    for columns, teacher in zip(stream.data.teachers, batch.teachers, strict=True):
+        q = (logits / temperature).softmax(-1)
+        if columns.classes is not None:
+            groups, num_groups = columns.classes.student_groups(q.shape[1])
+            q = torch.zeros(len(q), num_groups, dtype=q.dtype).index_add(1, groups, q)
+        kl = 0.0
+        for n in teacher.has_row.nonzero()[:, 0].tolist():
+            kept = teacher.rows.ids_NK[n] >= 0
+            listed_q = q[n, teacher.rows.ids_NK[n][kept]]
+            listed_p = teacher.rows.log_masses_NK[n][kept].double().exp()
+            if teacher.rows.log_rest_N is None:
+                kl = kl - (listed_p * listed_q.log()).sum()
+                continue
+            rest_p = teacher.rows.log_rest_N[n].double().exp()
+            kl = kl + torch.special.xlogy(listed_p, listed_p / listed_q).sum()
+            kl = kl + torch.special.xlogy(rest_p, rest_p / (1 - listed_q.sum()))
+        terms[f"kl/{columns.name}"] = kl = torch.as_tensor(kl) * temperature**2
+        total = total + weights.weight("kl") * columns.weight * kl
+    return total, terms
+
+
+def measured(student: Student, stream: Stream, batch: Batch, objective: str, temperature: float) -> LossSums:
+    loss = DistillationLoss(parse_objective(objective), stream.data.teachers, temperature, student)
+    student.model.zero_grad()
+    found = loss(student, batch)
+    found.total.backward()
+    return found
+
+
+def gradients(model: torch.nn.Module) -> dict[str, Tensor]:
+    return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+
+def assert_gradients_close(found: dict[str, Tensor], expected: dict[str, Tensor], tolerance: float = 1e-4) -> None:
+    assert found.keys() == expected.keys()
+    for name, gradient in expected.items():
+        error = (found[name].double() - gradient).norm() / gradient.norm().clamp(min=1e-6)
+        assert error < tolerance, f"{name}: {error}"
+
+
+CASES = [
+    pytest.param("tokenizer", "topk", 1.0, "kl:0.9,ce:0.1", {}, id="top-k"),
+    pytest.param("tokenizer", "topk", 2.0, "kl:0.9,ce:0.1", {}, id="top-k at temperature 2"),
+    pytest.param("tokenizer", "topk", 2.0, "kl", {}, id="kl only"),
+    pytest.param("tokenizer", "threshold", 1.0, "kl:0.9,ce:0.1", {}, id="threshold"),
+    pytest.param("other", "topk", 1.0, "kl:0.9,ce:0.1", {}, id="another tokenizer, top-k"),
+    pytest.param("other", "topk", 2.0, "kl:0.5,ce:0.5", {}, id="another tokenizer, top-k at temperature 2"),
+    pytest.param("other", "threshold", 1.0, "kl:0.9,ce:0.1", {}, id="another tokenizer, threshold"),
+    pytest.param("tokenizer", "topk", 1.0, "kl:0.9,ce:0.1", {"tie_word_embeddings": True}, id="tied embeddings"),
+    pytest.param("tokenizer", "topk", 2.0, "kl:0.9,ce:0.1", PHI, id="bias of the head"),
+    pytest.param("other", "threshold", 1.0, "kl:0.9,ce:0.1", GRANITE, id="scaled logits"),
+]
+
+
+@pytest.mark.parametrize(("tokenizer", "selection", "temperature", "objective", "options"), CASES)
+def test_loss_agrees_with_a_dense_float64_reference(
+    small: SmallStore,
+    tmp_path: Path,
+    tokenizer: str,
+    selection: str,
+    temperature: float,
+    objective: str,
+    options: dict[str, object],
+) -> None:
+    student = make_student(small, tmp_path, tokenizer, **options)
+    weights = {"big": 0.7, "small": 0.3}
+    stream = open_stream(
+        small, tokenizer, selection=selection, temperature=temperature, teacher_weights=weights, sequences=3
+    )
+    bins = next(iter(stream))
+    assert max(len(pieces) for _, pieces in bins) > 1, "something is packed"
+    found = measured(student, stream, stream.collate(bins), objective, temperature)
+    reference = copy.deepcopy(student.model).double()
+    reference.zero_grad()
+    total, terms = dense_loss(reference, stream, bins, objective, temperature)
+    total.backward()
+    assert found.total.item() == pytest.approx(total.item(), rel=1e-5)
+    assert {name: term.item() for name, term in found.terms.items()} == pytest.approx(
+        {name: term.item() for name, term in terms.items()}, rel=1e-5
+    )
+    assert_gradients_close(gradients(student.model), gradients(reference))
+
+
+def test_loss_on_text_alone_needs_no_teacher(small: SmallStore, tmp_path: Path) -> None:
+    student, stream = make_student(small, tmp_path), open_stream(small, teacher_weights={})
+    bins = next(iter(stream))
+    found = measured(student, stream, stream.collate(bins), "ce", 1.0)
+    expected, _ = dense_loss(copy.deepcopy(student.model).double(), stream, bins, "ce", 1.0)
+    assert found.terms.keys() == {"ce"}
+    assert found.total.item() == pytest.approx(expected.item(), rel=1e-6)
+
+
+@pytest.mark.parametrize("tokenizer", ["tokenizer", "other"])
+def test_loss_is_the_sum_of_its_slices(small: SmallStore, tmp_path: Path, tokenizer: str) -> None:
+    """With one denominator, accumulation over any slices is the whole batch."""
+    student, stream = make_student(small, tmp_path, tokenizer), open_stream(small, tokenizer)
+    bins = next(iter(stream))
+    loss = DistillationLoss(parse_objective("kl:0.9,ce:0.1"), stream.data.teachers, 1.0, student)
+    whole = measured(student, stream, stream.collate(bins), "kl:0.9,ce:0.1", 1.0)
+    expected = gradients(student.model)
+    for size in (1, 3):
+        student.model.zero_grad()
+        total = 0.0
+        for begin in range(0, len(bins), size):
+            found = loss(student, stream.collate(bins[begin : begin + size]))
+            found.total.backward()
+            total += found.total.item()
+        assert total == pytest.approx(whole.total.item(), rel=1e-5)
+        assert_gradients_close(gradients(student.model), expected)
+
+
+def test_packed_documents_do_not_see_each_other(small: SmallStore, tmp_path: Path) -> None:
+    student, stream = make_student(small, tmp_path), open_stream(small)
+    bins = next(iter(stream))
+    alone = [(block, (piece,)) for block, pieces in bins for piece in pieces]
+    assert len(alone) > len(bins)
+    packed = measured(student, stream, stream.collate(bins), "kl:0.5,ce:0.5", 1.0)
+    expected = gradients(student.model)
+    single = measured(student, stream, stream.collate(alone), "kl:0.5,ce:0.5", 1.0)
+    assert packed.total.item() == pytest.approx(single.total.item(), rel=1e-5)
+    assert_gradients_close(gradients(student.model), expected)
+
+
+def test_padding_contributes_nothing(small: SmallStore, tmp_path: Path) -> None:
+    student, stream = make_student(small, tmp_path), open_stream(small, length=2 * SEQUENCE_LENGTH)
+    # Bins of short sequences in longer ones: half is padding, with whatever ids.
+    bins = next(iter(open_stream(small)))
+    batch = stream.collate(bins)
+    padded = batch.input_ids.clone()
+    padded[:, SEQUENCE_LENGTH:] = torch.randint(4, 300, padded[:, SEQUENCE_LENGTH:].shape)
+    first = measured(student, stream, batch, "kl:0.5,ce:0.5", 1.0)
+    expected = gradients(student.model)
+    second = measured(student, stream, replace(batch, input_ids=padded), "kl:0.5,ce:0.5", 1.0)
+    assert first.total.item() == second.total.item()
+    assert_gradients_close(gradients(student.model), expected, 1e-6)
+
+
+def test_positions_without_a_teacher_row_contribute_cross_entropy_only(small: SmallStore, tmp_path: Path) -> None:
+    student, stream = make_student(small, tmp_path, "other"), open_stream(small, "other")
+    batch = stream.collate(next(iter(stream)))
+    none = torch.zeros(batch.num_charged, dtype=torch.bool)
+    silent = replace(batch, teachers=tuple(replace(teacher, has_row=none) for teacher in batch.teachers))
+    with_none = measured(student, stream, silent, "kl:0.9,ce:0.25", 1.0)
+    expected = gradients(student.model)
+    assert {name: value.item() for name, value in with_none.terms.items() if name != "ce"} == {
+        "kl/big": 0.0,
+        "kl/small": 0.0,
+    }
+    text = measured(student, stream, batch, "ce:0.25", 1.0)
+    assert with_none.total.item() == pytest.approx(text.total.item(), rel=1e-6)
+    assert_gradients_close(gradients(student.model), expected, 1e-5)
+
+
+def test_loss_of_no_charged_tokens_is_zero_and_has_a_gradient(small: SmallStore, tmp_path: Path) -> None:
+    student, stream = make_student(small, tmp_path), open_stream(small)
+    (block, pieces), *_ = next(iter(stream))
+    batch = stream.collate([(replace(block, charged=block.charged & False), pieces)])
+    assert batch.num_charged == 0
+    found = measured(student, stream, batch, "kl:0.5,ce:0.5", 1.0)
+    assert found.total.item() == 0.0
+    assert all(not gradient.any() for gradient in gradients(student.model).values())
+
+
+def test_teachers_wider_than_the_students_head_leave_their_padding_to_the_rest(
+    small: SmallStore, tmp_path: Path
+) -> None:
+    """A teacher's rows may list padding of its head (ids past the tokenizer), which this student's head has not got."""
+    vocabulary = open_stream(small).data.vocab_size
+    student, stream = make_student(small, tmp_path, vocab_size=vocabulary), open_stream(small, sequences=8)
+    for bins in islice(iter(stream), 3):
+        batch = stream.collate(bins)
+        assert max(int(teacher.rows.ids_NK.max()) for teacher in batch.teachers) < vocabulary
+        assert torch.isfinite(measured(student, stream, batch, "kl:0.9,ce:0.1", 1.0).total)
