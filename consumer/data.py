@@ -134,7 +134,7 @@ class TrainingData:
             ConfigError: unknown teacher, impossible weights, or several signals to choose from.
         """
         manifest = version.manifest
-        tokens = manifest.column(digest_json(tokens_template(student)))
+        tokens = manifest.column(digest_json(tokens_template(student, has_chats=manifest.plan.has_chats)))
         if tokens is None:
             raise TrainingError(_missing_tokens(version))
         teachers = tuple(

@@ -98,6 +98,7 @@ class Trainer:
             betas=(config.beta1, config.beta2),
             fused=True,
         )
+        torch.manual_seed(stream.config.seed)  # of dropout, where the student has any
         self.step, self.num_tokens = 0, 0
         self.total_steps = config.max_steps or sum(stream.num_batches(epoch) for epoch in range(config.epochs))
         self._stop_requested = False
