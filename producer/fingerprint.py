@@ -26,8 +26,13 @@ _BOOKKEEPING = frozenset({
 })  # fmt: skip
 
 
-def fingerprint_model(folder: Path, *, allow_pickle: bool = False) -> str:
+def fingerprint_model(folder: Path, *, allow_pickle: bool = False, trust_code: bool = False) -> str:
     """Hex digest of a model folder's weights and output-bearing configuration.
+
+    Args:
+        folder: as ``save_pretrained`` writes it.
+        allow_pickle: take pickled weights if there are no others.
+        trust_code: the folder's own modelling code is run, and counts.
 
     Raises:
         ModelError: no configuration, no weights, or weights in a form that was not asked for.
@@ -35,7 +40,10 @@ def fingerprint_model(folder: Path, *, allow_pickle: bool = False) -> str:
     tensors: dict[str, str] = {}
     for file in weight_files(folder, allow_pickle=allow_pickle):
         tensors.update(_cached_digests(file))
-    return digest_json({"version": VERSION, "config": output_bearing(read_config(folder)), "tensors": tensors})
+    identity = {"version": VERSION, "config": output_bearing(read_config(folder)), "tensors": tensors}
+    if trust_code:
+        identity["code"] = {file.name: _file_digest(file) for file in sorted(folder.glob("*.py"))}
+    return digest_json(identity)
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -48,19 +56,44 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def weight_files(folder: Path, *, allow_pickle: bool = False) -> list[Path]:
-    """The files with the weights, safetensors unless pickles are allowed and there is nothing else."""
-    files = sorted(folder.glob("*.safetensors"))
-    if files:
-        return files
-    pickles = sorted(folder.glob("*.bin"))
-    if pickles and allow_pickle:
-        return pickles
-    if pickles:
+    """The files that transformers loads: safetensors, or pickles if they are allowed and there is nothing else.
+
+    Others may lie beside them: the same weights in another layout, or an adapter, which is refused.
+
+    Raises:
+        ModelError: none, not all, or not of a form that was asked for.
+    """
+    if (folder / "adapter_config.json").exists():
+        raise ModelError(f"{folder}: holds an adapter; merge it into the model (`merge_and_unload` of peft)")
+    files = _listed_files(folder, "model.safetensors")
+    pickles = _listed_files(folder, "pytorch_model.bin") if not files else []
+    if pickles and not allow_pickle:
         raise ModelError(
             f"{folder}: only pickled weights ({pickles[0].name}), which can run any code when loaded; convert them to "
             "safetensors, or pass --allow-pickle if you trust them"
         )
-    raise ModelError(f"{folder}: no *.safetensors; a folder written by `save_pretrained` was expected")
+    found = files or pickles
+    if not found:
+        raise ModelError(
+            f"{folder}: neither model.safetensors nor its index; a folder written by `save_pretrained` was expected"
+        )
+    missing = next((file for file in found if not file.is_file()), None)
+    if missing is not None:
+        raise ModelError(f"{missing}: missing, and the index beside it lists it; copy or download the model again")
+    return found
+
+
+def _listed_files(folder: Path, name: str) -> list[Path]:
+    """``name`` in the folder, or the shards that its index lists."""
+    if (folder / name).is_file():
+        return [folder / name]
+    try:
+        index = json.loads((folder / f"{name}.index.json").read_text())
+        return [folder / file for file in sorted(set(index["weight_map"].values()))]
+    except FileNotFoundError:
+        return []
+    except (ValueError, KeyError, AttributeError) as error:
+        raise ModelError(f"{folder}/{name}.index.json: not an index of weights: {error}") from error
 
 
 def output_bearing(value: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -45,11 +46,14 @@ class ProduceConfig:
     trust_remote_code: bool = False
 
     def __post_init__(self) -> None:
-        for signal in self.signals:
+        for signal in self.signals or ("",):
             if signal not in SIGNALS:
                 raise ConfigError(f"--signals {signal!r}: expected some of {', '.join(SIGNALS)}")
-        if 1.0 not in self.temperatures or min(self.temperatures) <= 0:
+        if 1.0 not in self.temperatures or not all(0 < temperature < math.inf for temperature in self.temperatures):
             raise ConfigError(f"--temperatures {self.temperatures}: expected positive numbers, 1 among them")
+        # One order, because it is part of the recipe; 1 comes first.
+        object.__setattr__(self, "temperatures", tuple(sorted(set(self.temperatures), key=lambda t: (t != 1.0, t))))
+        parse_selection(self.select, self.seed)
         if len(self.temperatures) > 1 and self.samples:
             raise ConfigError(
                 "--temperatures other than 1 need --select topk:K: draws made at temperature 1 cannot serve another"
@@ -118,14 +122,15 @@ class TeacherRequest:
         model, revision = split_model(model)
         folder = resolve_folder(model, revision, pickle=config.allow_pickle)
         tokenizer = Tokenizer.from_folder(str(folder), chat_template)
-        vocabulary = configured_vocabulary(folder)
+        trust = config.trust_remote_code
+        vocabulary = configured_vocabulary(folder, trust_code=trust)
         if tokenizer.vocab_size > vocabulary:
             raise TokenizerError(
                 f"{folder}: its tokenizer has {tokenizer.vocab_size} tokens, its model only {vocabulary}: they do not "
                 "belong together; save the right tokenizer beside the model"
             )
-        windows = _windows(str(folder), context_length(folder), config)
-        fingerprint = fingerprint_model(folder, allow_pickle=config.allow_pickle)
+        windows = _windows(str(folder), context_length(folder, trust_code=trust), config)
+        fingerprint = fingerprint_model(folder, allow_pickle=config.allow_pickle, trust_code=trust)
         return cls(name or folder.resolve().name, folder, tokenizer, windows, fingerprint)
 
 

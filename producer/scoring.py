@@ -15,14 +15,24 @@ from torch import Tensor
 from logitstore.counter_random import uniform_words
 from logitstore.errors import ModelError
 from logitstore.producer.packing import Windows, pack
-from logitstore.producer.selection import Policy, first_argmax
+from logitstore.producer.selection import Entries, Policy, Rows
 from logitstore.producer.teacher import Teacher
 from logitstore.signals import SparseSignal, scalar_columns
-from logitstore.sparse import SparseRows, offsets_of, quantise
+from logitstore.sparse import MAX_QUANTA, STEP_NATS, SparseRows, offsets_of
 from logitstore.token_parts import TokenBlock
 
-_CHUNK_LOGITS = 1 << 22
-"""Logits that are in float32 at once: rows are processed ``_CHUNK_LOGITS / V`` at a time."""
+_CHUNK_LOGITS = {"cpu": 1 << 20, "cuda": 1 << 26}
+"""Logits that are worked on at once: what a CPU's caches hold; on a GPU, enough to hide the launching of kernels."""
+
+_TINY_MASS = 1e-35
+"""Below this, sums of float32 probabilities lose what underflows."""
+
+# An entry as one integer that sorts into the stored order: row, whether it is not the realised token, quanta, id; last,
+# whether it was sampled.
+_ID_SHIFT, _ID_BITS = 1, 24
+_QUANTA_SHIFT = _ID_SHIFT + _ID_BITS
+_OTHER_SHIFT = _QUANTA_SHIFT + 16
+_ROW_SHIFT = _OTHER_SHIFT + 1
 
 
 @dataclass(frozen=True)
@@ -38,16 +48,6 @@ class ScoredBlock:
     scalars: np.ndarray
     scored: np.ndarray
     sparse: SparseSignal | None
-
-
-@dataclass(frozen=True)
-class _Entries:
-    """Unordered entries of some rows: row, id, log-prob, sampled; each [E]."""
-
-    rows: np.ndarray
-    ids: np.ndarray
-    logprobs: np.ndarray
-    sampled: np.ndarray
 
 
 def score_block(
@@ -81,24 +81,25 @@ def score_block(
     scalars = np.full((tokens.num_tokens, len(scalar_columns(temperatures))), np.nan, np.float32)
     rest = np.full((tokens.num_tokens, len(temperatures)), np.nan, np.float32)
     scored = np.zeros(tokens.num_tokens, bool)
-    entries: list[_Entries] = []
+    found: list[tuple[np.ndarray, SparseRows]] = []
+    device = teacher.device
+    chunk = max(1, _CHUNK_LOGITS.get(device.type, 1 << 22) // teacher.vocabulary_size)
     for batch in pack(tokens, windows, batch_tokens):
-        device = teacher.device
         hidden_ND = teacher.hidden(torch.from_numpy(batch.ids).to(device), torch.from_numpy(batch.positions).to(device))
-        chunk = max(1, _CHUNK_LOGITS // teacher.vocabulary_size)
+        hidden_TD = hidden_ND[torch.from_numpy(batch.outputs).to(device)]
         for begin in range(0, len(batch.rows), chunk):
             rows = batch.rows[begin : begin + chunk]
-            logits_RV = _logits(teacher, hidden_ND[torch.from_numpy(batch.outputs[begin : begin + chunk]).to(device)])
             realised_R = torch.from_numpy(tokens.ids[rows].astype(np.int64)).to(device)
-            scalars[rows], found, rest[rows] = _score_rows(
-                logits_RV, realised_R, torch.from_numpy(words[rows]).to(device), rows, policy, temperatures
+            words_R = torch.from_numpy(words[rows]).to(device)
+            scalars[rows], chosen = _score_rows(
+                teacher, hidden_TD[begin : begin + chunk], realised_R, words_R, policy, temperatures
             )
-            entries.extend(found)
+            if chosen is not None:
+                entries, rest[rows] = chosen
+                found.append((rows, entries))
         scored[batch.rows] = True
         progress(len(batch.ids))
-    sparse = None
-    if policy is not None:
-        sparse = SparseSignal(_assemble(tokens, entries), rest, temperatures, policy.theta)
+    sparse = None if policy is None else SparseSignal(_assemble(tokens, found), rest, temperatures, policy.theta)
     return ScoredBlock(scalars, scored, sparse)
 
 
@@ -107,66 +108,123 @@ def policy_seed(policy: Policy | None) -> int:
 
 
 @torch.inference_mode()
-def _logits(teacher: Teacher, hidden_RD: Tensor) -> Tensor:
+def _score_rows(
+    teacher: Teacher,
+    hidden_RD: Tensor,
+    realised_R: Tensor,
+    words_R: Tensor,
+    policy: Policy | None,
+    temperatures: tuple[float, ...],
+) -> tuple[np.ndarray, tuple[SparseRows, np.ndarray] | None]:
+    """Of one chunk: scalars [R, S]; with a policy, entries and log mass outside the row [R, S]."""
     logits_RV = teacher.head(hidden_RD)
-    if not torch.isfinite(logits_RV).all():
+    probs_RV = torch.softmax(logits_RV, dim=-1, dtype=torch.float32)
+    max_R, argmax_R = logits_RV.max(-1)  # torch promises the first of equal maxima
+    # The likeliest token has p >= 1 / V, so this is log Z to the last digits without another pass.
+    log_z_R = max_R.float() - probs_RV.gather(-1, argmax_R[:, None])[:, 0].log()
+    scalars = _scalars(logits_RV, probs_RV, log_z_R, max_R, argmax_R, realised_R, temperatures).cpu().numpy()
+    if not np.isfinite(scalars).all():
         raise ModelError(
             f"{teacher.where}: its logits are not finite (NaN or infinity); try --dtype fp32, or check the weights"
         )
-    return logits_RV
-
-
-@torch.inference_mode()
-def _score_rows(
-    logits_RV: Tensor,
-    realised_R: Tensor,
-    words_R: Tensor,
-    rows: np.ndarray,
-    policy: Policy | None,
-    temperatures: tuple[float, ...],
-) -> tuple[np.ndarray, list[_Entries], np.ndarray]:
-    """Scalars [R, S], entries and log mass outside the row [R, S] of one chunk."""
-    logprobs_RV = logits_RV.float().log_softmax(-1)
-    scalars = _scalars(logits_RV, logprobs_RV, realised_R, temperatures)
     if policy is None:
-        return scalars, [], np.full((len(rows), len(temperatures)), -np.inf, np.float32)
-    kept_RV, sampled_RV = policy.select(logits_RV, logprobs_RV, realised_R, words_R)
-    row_E, id_E = kept_RV.nonzero(as_tuple=True)
-    entries = _Entries(
-        rows[row_E.cpu().numpy()],
-        id_E.cpu().numpy(),
-        logprobs_RV[row_E, id_E].cpu().numpy(),
-        sampled_RV[row_E, id_E].cpu().numpy(),
-    )
-    # The mass outside is summed over what is outside: 1 - sum would be noise.
-    outside_RV = logprobs_RV.masked_fill(kept_RV, -torch.inf)
-    rest_RS = torch.stack([(outside_RV / temperature).logsumexp(-1) for temperature in temperatures], dim=-1)
-    return scalars, [entries], rest_RS.cpu().numpy()
+        return scalars, None
+    chosen = policy.select(Rows(logits_RV, probs_RV, argmax_R, realised_R, words_R))
+    logprob_E = logits_RV[chosen.row_E, chosen.id_E].float() - log_z_R[chosen.row_E]
+    entries = _in_stored_order(chosen, logprob_E, realised_R)
+    rest_RS = _log_rests(logits_RV, probs_RV, log_z_R, chosen, temperatures)
+    return scalars, (entries, rest_RS.cpu().numpy())
 
 
-def _scalars(logits_RV: Tensor, logprobs_RV: Tensor, realised_R: Tensor, temperatures: tuple[float, ...]) -> np.ndarray:
+def _scalars(
+    logits_RV: Tensor,
+    probs_RV: Tensor,
+    log_z_R: Tensor,
+    max_R: Tensor,
+    argmax_R: Tensor,
+    realised_R: Tensor,
+    temperatures: tuple[float, ...],
+) -> Tensor:
     """float32 [R, S], columns as ``scalar_columns`` names them."""
-    realised_R1 = realised_R[:, None]
-    logit_R1 = logits_RV.gather(-1, realised_R1)
-    ids_V = torch.arange(logits_RV.shape[-1], device=logits_RV.device)
-    rank_R = (logits_RV > logit_R1).sum(-1) + ((logits_RV == logit_R1) & (ids_V < realised_R1)).sum(-1)
     columns = [
-        logprobs_RV.gather(-1, realised_R1)[:, 0],
-        rank_R.float(),
-        first_argmax(logits_RV).float(),
-        logprobs_RV.amax(-1),
-        -(logprobs_RV.exp() * logprobs_RV).sum(-1),
+        logits_RV.gather(-1, realised_R[:, None])[:, 0].float() - log_z_R,
+        _rank(logits_RV, realised_R).float(),
+        argmax_R.float(),
+        max_R.float() - log_z_R,
+        log_z_R - (probs_RV * logits_RV).sum(-1),
     ]
-    columns += [(logprobs_RV / temperature).logsumexp(-1) for temperature in temperatures if temperature != 1.0]
-    return torch.stack(columns, dim=-1).cpu().numpy()
+    columns += [
+        _scaled_logprobs(logits_RV, log_z_R, temperature).logsumexp(-1)
+        for temperature in temperatures
+        if temperature != 1.0
+    ]
+    return torch.stack(columns, dim=-1)
 
 
-def _assemble(tokens: TokenBlock, found: list[_Entries]) -> SparseRows:
-    """Entries in the stored order: by row, the realised token first, then by (quanta, id)."""
-    rows = np.concatenate([entries.rows for entries in found]) if found else np.empty(0, np.int64)
-    ids = np.concatenate([entries.ids for entries in found]) if found else np.empty(0, np.int64)
-    quanta = quantise(np.concatenate([entries.logprobs for entries in found])) if found else np.empty(0, np.uint16)
-    sampled = np.concatenate([entries.sampled for entries in found]) if found else np.empty(0, bool)
-    order = np.lexsort((ids, quanta, ids != tokens.ids[rows], rows))
-    counts = np.bincount(rows, minlength=tokens.num_tokens)
-    return SparseRows(offsets_of(counts), ids[order].astype(np.int32), quanta[order], sampled[order])
+def _rank(logits_RV: Tensor, realised_R: Tensor) -> Tensor:
+    """int32 [R]: how many tokens come before the realised one, by (logit descending, id ascending)."""
+    logit_R1 = logits_RV.gather(-1, realised_R[:, None])
+    rank_R = (logits_RV > logit_R1).sum(-1, dtype=torch.int32)
+    tied_RV = logits_RV == logit_R1
+    tied_R = tied_RV.sum(-1, dtype=torch.int32) > 1
+    if tied_R.any():
+        earlier_V = torch.arange(logits_RV.shape[-1], device=logits_RV.device)
+        rank_R[tied_R] += (tied_RV[tied_R] & (earlier_V < realised_R[tied_R, None])).sum(-1, dtype=torch.int32)
+    return rank_R
+
+
+def _log_rests(
+    logits_RV: Tensor, probs_RV: Tensor, log_z_R: Tensor, chosen: Entries, temperatures: tuple[float, ...]
+) -> Tensor:
+    """float32 [R, S]: per temperature, log of the sum of p^(1/T) outside the row. Overwrites ``probs_RV``."""
+    # The mass outside is summed over what is outside: 1 - sum would be noise.
+    probs_RV[chosen.row_E, chosen.id_E] = 0.0
+    mass_R = probs_RV.sum(-1)
+    underflows = bool((mass_R < _TINY_MASS).any())
+    columns = []
+    for temperature in temperatures:
+        if temperature == 1.0 and not underflows:
+            columns.append(mass_R.log())
+        else:
+            scaled_RV = _scaled_logprobs(logits_RV, log_z_R, temperature)
+            scaled_RV[chosen.row_E, chosen.id_E] = -torch.inf
+            columns.append(scaled_RV.logsumexp(-1))
+    return torch.stack(columns, dim=-1)
+
+
+def _scaled_logprobs(logits_RV: Tensor, log_z_R: Tensor, temperature: float) -> Tensor:
+    return (logits_RV.float() - log_z_R[:, None]) / temperature
+
+
+def _in_stored_order(chosen: Entries, logprob_E: Tensor, realised_R: Tensor) -> SparseRows:
+    """The entries of a chunk by row, the realised token first, then by (quanta, id)."""
+    quanta_E = (logprob_E * (-1 / STEP_NATS)).round().clamp(0, MAX_QUANTA).to(torch.int64)
+    other_E = (chosen.id_E != realised_R[chosen.row_E]).to(torch.int64)
+    key_E = (
+        (chosen.row_E << _ROW_SHIFT)
+        | (other_E << _OTHER_SHIFT)
+        | (quanta_E << _QUANTA_SHIFT)
+        | (chosen.id_E << _ID_SHIFT)
+        | chosen.sampled_E
+    )
+    # NumPy sorts several times faster than torch does on a CPU.
+    keys = np.sort(key_E.numpy()) if key_E.device.type == "cpu" else key_E.sort().values.cpu().numpy()
+    return SparseRows(
+        offsets_of(np.bincount(keys >> _ROW_SHIFT, minlength=len(realised_R))),
+        ((keys >> _ID_SHIFT) & ((1 << _ID_BITS) - 1)).astype(np.int32),
+        ((keys >> _QUANTA_SHIFT) & MAX_QUANTA).astype(np.uint16),
+        (keys & 1).astype(bool),
+    )
+
+
+def _assemble(tokens: TokenBlock, found: list[tuple[np.ndarray, SparseRows]]) -> SparseRows:
+    """Chunks of rows, each with the numbers of its rows in the block, put in the block's order."""
+    counts = np.zeros(tokens.num_tokens, np.int64)
+    for rows, entries in found:
+        counts[rows] = entries.counts
+    offsets = offsets_of(counts)
+    ids, quanta, sampled = (np.empty(offsets[-1], kind) for kind in (np.int32, np.uint16, bool))
+    for rows, entries in found:
+        places = np.repeat(offsets[rows] - entries.offsets[:-1], entries.counts) + np.arange(entries.num_entries)
+        ids[places], quanta[places], sampled[places] = entries.ids, entries.quanta, entries.sampled
+    return SparseRows(offsets, ids, quanta, sampled)

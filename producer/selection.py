@@ -11,6 +11,7 @@ Every policy keeps the realised token and the argmax for certain. Shapes: R rows
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -21,14 +22,37 @@ from logitstore.digests import decimal
 from logitstore.errors import ConfigError
 
 # Inclusion probabilities are summed as whole multiples of 2^-40: integer sums do not depend on how they are split.
-_FIXED_POINT = 1 << 40
+_FIXED_POINT_BITS = 40
+_FIXED_POINT = 1 << _FIXED_POINT_BITS
+# Running sums are taken within the groups of this many tokens where a draw falls, and over the sums of groups: a
+# running sum over the whole vocabulary would cost more than all the rest of a selection.
+_GROUP = 64
 
 
-class Kept(NamedTuple):
-    """Which entries are kept: bool [R, V] each; ``sampled`` marks those of ``kept`` that a draw decided."""
+class Rows(NamedTuple):
+    """Distributions, and what decides about their entries.
 
-    kept_RV: Tensor
-    sampled_RV: Tensor
+    Attributes:
+        logits_RV: native dtype; ranks are decided on these, ties by the smaller id.
+        probs_RV: float32.
+        argmax_R: int64, the most likely token, the smallest id among equals.
+        realised_R: int64, the token that the text goes on with.
+        words_R: int64, uniform random bits of each row.
+    """
+
+    logits_RV: Tensor
+    probs_RV: Tensor
+    argmax_R: Tensor
+    realised_R: Tensor
+    words_R: Tensor
+
+
+class Entries(NamedTuple):
+    """The entries kept, each once, in no order: int64 row, int64 token id, bool: kept by a draw; [E] each."""
+
+    row_E: Tensor
+    id_E: Tensor
+    sampled_E: Tensor
 
 
 class Policy(Protocol):
@@ -39,15 +63,8 @@ class Policy(Protocol):
     def to_json(self) -> dict[str, str]:
         """What goes into the recipe."""
 
-    def select(self, logits_RV: Tensor, logprobs_RV: Tensor, realised_R: Tensor, words_R: Tensor) -> Kept:
-        """Choose entries.
-
-        Args:
-            logits_RV: native dtype; ranks are decided on these, ties by the smaller id.
-            logprobs_RV: float32, nats.
-            realised_R: int64, the token that the text goes on with.
-            words_R: int64, uniform random bits of each row.
-        """
+    def select(self, rows: Rows) -> Entries:
+        """Choose entries."""
 
 
 @dataclass(frozen=True)
@@ -61,18 +78,13 @@ class TopK:
     def to_json(self) -> dict[str, str]:
         return {"policy": "topk", "k": str(self.k)}
 
-    def select(self, logits_RV: Tensor, logprobs_RV: Tensor, realised_R: Tensor, words_R: Tensor) -> Kept:
-        k = min(self.k, logits_RV.shape[-1])
-        smallest_R1 = torch.topk(logits_RV, k, dim=-1).values[:, -1:]
-        kept_RV = logits_RV >= smallest_R1
-        # Half-precision logits tie often. Where that keeps more than k, the larger ids among the tied ones go.
-        crowded_R = kept_RV.sum(-1) > k
-        if crowded_R.any():
-            above, tied = logits_RV[crowded_R] > smallest_R1[crowded_R], logits_RV[crowded_R] == smallest_R1[crowded_R]
-            room = k - above.sum(-1, keepdim=True)
-            kept_RV[crowded_R] = above | (tied & (tied.cumsum(-1) <= room))
-        kept_RV.scatter_(-1, realised_R[:, None], True)
-        return Kept(kept_RV, torch.zeros_like(kept_RV))
+    def select(self, rows: Rows) -> Entries:
+        ids_RK = _first_topk(rows.logits_RV, min(self.k, rows.logits_RV.shape[-1]))
+        row_RK = torch.arange(len(ids_RK), device=ids_RK.device)[:, None].expand_as(ids_RK)
+        row_M = (ids_RK != rows.realised_R[:, None]).all(-1).nonzero()[:, 0]
+        row_E = torch.cat([row_RK.reshape(-1), row_M])
+        id_E = torch.cat([ids_RK.reshape(-1), rows.realised_R[row_M]])
+        return Entries(row_E, id_E, torch.zeros_like(row_E, dtype=torch.bool))
 
 
 @dataclass(frozen=True)
@@ -83,17 +95,31 @@ class Threshold:
     def to_json(self) -> dict[str, str]:
         return {"policy": "threshold", "theta": decimal(self.theta), "seed": str(self.seed)}
 
-    def select(self, logits_RV: Tensor, logprobs_RV: Tensor, realised_R: Tensor, words_R: Tensor) -> Kept:
-        probs_RV = logprobs_RV.exp()
-        certain_RV = probs_RV >= self.theta
-        certain_RV.scatter_(-1, torch.stack([realised_R, first_argmax(logits_RV)], dim=-1), True)
-        chance_RV = (probs_RV * (_FIXED_POINT / self.theta)).to(torch.int64).masked_fill_(certain_RV, 0)
-        # One uniform offset a row; an entry is drawn when the running sum of chances passes a whole number on it.
+    def select(self, rows: Rows) -> Entries:
+        certain_RV = rows.probs_RV >= self.theta
+        certain_RV.scatter_(-1, torch.stack([rows.realised_R, rows.argmax_R], dim=-1), True)
+        row_C, id_C = certain_RV.nonzero(as_tuple=True)
+        row_S, id_S = self._draw(rows.probs_RV, certain_RV, rows.words_R)
+        sampled_E = torch.arange(len(row_C) + len(row_S), device=row_C.device) >= len(row_C)
+        return Entries(torch.cat([row_C, row_S]), torch.cat([id_C, id_S]), sampled_E)
+
+    def _draw(self, probs_RV: Tensor, certain_RV: Tensor, words_R: Tensor) -> tuple[Tensor, Tensor]:
+        """Rows and ids drawn: where the running sum of chances, begun at a uniform offset, passes a whole number."""
+        num_rows, num_tokens = probs_RV.shape
+        num_groups = -(-num_tokens // _GROUP)
+        chance_RV = torch.empty(num_rows, num_groups * _GROUP, dtype=torch.int64, device=probs_RV.device)
+        chance_RV[:, :num_tokens] = (probs_RV * (_FIXED_POINT / self.theta)).masked_fill_(certain_RV, 0.0)
+        chance_RV[:, num_tokens:] = 0
+        chance_RGX = chance_RV.view(num_rows, num_groups, _GROUP)
         offset_R1 = (words_R[:, None] >> 24) & (_FIXED_POINT - 1)
-        turns_RV = (chance_RV.cumsum(-1) + offset_R1) // _FIXED_POINT
-        before_RV = torch.cat([torch.zeros_like(turns_RV[:, :1]), turns_RV[:, :-1]], dim=-1)
-        sampled_RV = turns_RV > before_RV
-        return Kept(certain_RV | sampled_RV, sampled_RV)
+        sum_RG = chance_RGX.sum(-1)
+        end_RG = sum_RG.cumsum(-1) + offset_R1
+        begin_RG = end_RG - sum_RG
+        row_H, group_H = _passes_whole(begin_RG, end_RG).nonzero(as_tuple=True)
+        chance_HX = chance_RGX[row_H, group_H]
+        end_HX = chance_HX.cumsum(-1) + begin_RG[row_H, group_H, None]
+        hit_S, place_S = _passes_whole(end_HX - chance_HX, end_HX).nonzero(as_tuple=True)
+        return row_H[hit_S], group_H[hit_S] * _GROUP + place_S
 
 
 @dataclass(frozen=True)
@@ -114,7 +140,7 @@ def parse_selection(text: str, seed: int = 0) -> Policy | ThresholdBudget:
     try:
         if name == "topk" and int(value) >= 1:
             return TopK(int(value))
-        if name == "threshold" and float(value) > 0:
+        if name == "threshold" and 0 < float(value) < math.inf:
             number = float(value)
             return Threshold(number, seed) if number < 1 else ThresholdBudget(number, seed)
     except ValueError:
@@ -125,7 +151,21 @@ def parse_selection(text: str, seed: int = 0) -> Policy | ThresholdBudget:
     )
 
 
-def first_argmax(logits_RV: Tensor) -> Tensor:
-    """int64 [R]: the most likely token, the smallest id among equals (torch.argmax promises none)."""
-    is_max_RV = logits_RV == logits_RV.amax(-1, keepdim=True)
-    return is_max_RV.to(torch.uint8).cumsum(-1, dtype=torch.int32).eq(0).sum(-1)
+def _first_topk(logits_RV: Tensor, k: int) -> Tensor:
+    """int64 [R, k], in no order: ids of the largest logits, the smaller ids among equals."""
+    values_RK, ids_RK = torch.topk(logits_RV, k, dim=-1, sorted=False)
+    smallest_R1 = values_RK.amin(-1, keepdim=True)
+    # Half-precision logits tie often. Where that leaves a choice, torch's is not ours.
+    crowded_R = (logits_RV >= smallest_R1).sum(-1, dtype=torch.int32) > k
+    if crowded_R.any():
+        logits_CV, smallest_C1 = logits_RV[crowded_R], smallest_R1[crowded_R]
+        above_CV, tied_CV = logits_CV > smallest_C1, logits_CV == smallest_C1
+        room_C1 = k - above_CV.sum(-1, keepdim=True, dtype=torch.int32)
+        kept_CV = above_CV | (tied_CV & (tied_CV.cumsum(-1, dtype=torch.int32) <= room_C1))
+        ids_RK[crowded_R] = kept_CV.nonzero()[:, 1].view(-1, k)
+    return ids_RK
+
+
+def _passes_whole(begin: Tensor, end: Tensor) -> Tensor:
+    """bool: whether a whole number lies in (begin, end], in fixed point."""
+    return (end >> _FIXED_POINT_BITS) > (begin >> _FIXED_POINT_BITS)
