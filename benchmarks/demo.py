@@ -76,10 +76,10 @@ def make_tokenizers() -> None:
     texts = [d.text for number in train_blocks for d in read_documents_of(store.column_part(column, number))]
     train_bytelevel_tokenizer(BUILD / "teacher-tokenizer", texts, vocab_size=2048)
     train_metaspace_tokenizer(BUILD / "cross-tokenizer", texts, vocab_size=1536)
-    columns = TextColumns(store)
+    columns = TextColumns(store, manifest.plan)
     for name in ("teacher", "cross"):
         columns.add_tokens(Tokenizer.from_folder(str(BUILD / f"{name}-tokenizer")), name)
-    columns.fill(manifest.plan)
+    columns.fill()
     store.publish(DATASET, lambda current: next_manifest(store, current, manifest.plan_digest, columns.requested))
 
 

@@ -1,6 +1,6 @@
 """Ingest: a corpus, read in a stream, becomes a plan and text parts.
 
-Memory holds one block and 16 bytes of digest a document (for exact duplicates), never the corpus.
+Memory holds a block of each split and about a hundred bytes a document (to find exact duplicates), never the corpus.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ from logitstore.plan import (
     block_digest,
     split_hash,
 )
-from logitstore.recipes import Answer
 from logitstore.store import Store
 from logitstore.text_parts import stage_text, text_recipe
 
@@ -64,7 +63,10 @@ def ingest(
     recipe = plan_recipe(files, settings, fields, on_error)
     known = store.answer(recipe)
     if known is not None:
-        return Ingested(known.result["plan"], store.plan(known.result["plan"]), None)
+        plan = store.plan(known.result["plan"])
+        # Text that a repair has dropped is read again.
+        if all(store.answer(text_recipe(block.digest)) is not None for block in plan.blocks):
+            return Ingested(known.result["plan"], plan, None)
     reading = _Reading(store, settings)
     report = ReadReport()
     reading.take(read_documents(files, fields, on_error, report), progress)
@@ -98,18 +100,13 @@ def plan_recipe(files: list[CorpusFile], settings: PlanSettings, fields: FieldMa
     }
 
 
-def text_answers(store: Store, plan: Plan) -> list[Answer | None]:
-    """The stored text of each block of a plan."""
-    return [store.answer(text_recipe(block.digest)) for block in plan.blocks]
-
-
 @dataclass
 class _Reading:
     """One pass over the corpus."""
 
     store: Store
     settings: PlanSettings
-    blocks: list[tuple[str, str, list[int], int]] = field(default_factory=list)
+    blocks: list[tuple[str, str, list[int], int, int]] = field(default_factory=list)
     multiplicities: array = field(default_factory=lambda: array("I"))
     source_numbers: array = field(default_factory=lambda: array("I"))
     sources: dict[str, int] = field(default_factory=dict)
@@ -152,8 +149,9 @@ class _Reading:
                 num_bytes,
                 tuple(self.multiplicities[number] for number in members),
                 tuple(self.source_numbers[number] for number in members),
+                num_chats,
             )
-            for digest, split, members, num_bytes in self.blocks
+            for digest, split, members, num_bytes, num_chats in self.blocks
         )
         train = [block.digest for block in blocks if block.split == TRAIN]
         calibration = self.settings.calibration_block or min(train or [block.digest for block in blocks])
@@ -178,7 +176,8 @@ class _Reading:
     def _finish(self, split: str, documents: list[Document]) -> None:
         digest = block_digest(documents)
         num_bytes = sum(document.num_bytes for document in documents)
-        self.blocks.append((digest, split, self._members[split], num_bytes))
+        num_chats = sum(document.is_chat for document in documents)
+        self.blocks.append((digest, split, self._members[split], num_bytes, num_chats))
         self._members[split] = []
         recipe = text_recipe(digest)
         if self.store.answer(recipe) is None:

@@ -79,6 +79,7 @@ class PlanBlock:
         num_bytes: canonical UTF-8 bytes.
         multiplicities: per document, how often the corpus has it.
         sources: per document, an index into the plan's ``sources``.
+        num_chats: documents that a chat template renders.
     """
 
     digest: str
@@ -87,6 +88,7 @@ class PlanBlock:
     num_bytes: int
     multiplicities: tuple[int, ...]
     sources: tuple[int, ...]
+    num_chats: int = 0
 
 
 @dataclass(frozen=True)
@@ -96,19 +98,19 @@ class Plan:
     sources: tuple[str, ...]
 
     @property
+    def has_chats(self) -> bool:
+        """Whether chat templates bear on the tokens of this corpus."""
+        return any(block.num_chats for block in self.blocks)
+
+    @property
     def identity(self) -> str:
         """Digest of what the plan means: its blocks, their split and multiplicities; not of paths or encodings."""
         return digest_json([[block.digest, block.split, list(block.multiplicities)] for block in self.blocks])
 
     def to_parquet(self) -> bytes:
-        names = ("digest", "split", "num_documents", "num_bytes", "multiplicities", "sources")
-        types = (pa.string(), pa.string(), pa.int64(), pa.int64(), pa.list_(pa.int32()), pa.list_(pa.int32()))
-        columns = [
-            pa.array([getattr(block, name) for block in self.blocks], kind)
-            for name, kind in zip(names, types, strict=True)
-        ]
+        columns = [pa.array([getattr(b, name) for b in self.blocks], kind) for name, kind in _BLOCK_FIELDS.items()]
         header = {"format": 1, "settings": self.settings.to_json(), "sources": list(self.sources)}
-        table = pa.table(columns, names=list(names))
+        table = pa.table(columns, names=list(_BLOCK_FIELDS))
         sink = pa.BufferOutputStream()
         pq.write_table(table.replace_schema_metadata({"logitstore": json.dumps(header)}), sink, compression="zstd")
         return sink.getvalue().to_pybytes()
@@ -122,6 +124,17 @@ class Plan:
             for row in table.to_pylist()
         )
         return cls(PlanSettings.from_json(header["settings"]), blocks, tuple(header["sources"]))
+
+
+_BLOCK_FIELDS = {
+    "digest": pa.string(),
+    "split": pa.string(),
+    "num_documents": pa.int64(),
+    "num_bytes": pa.int64(),
+    "multiplicities": pa.list_(pa.int32()),
+    "sources": pa.list_(pa.int32()),
+    "num_chats": pa.int64(),
+}
 
 
 @dataclass

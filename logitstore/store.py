@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import time
 from collections.abc import Callable, Mapping
@@ -51,12 +52,8 @@ class Store:
             raise StoreError(
                 f"{public_url(url)}: no store here (no store.json); `logitstore produce` makes one"
             ) from None
-        header = open_record(data, storage.child_url("store.json"))
-        if header["format"] > FORMAT:
-            raise StoreError(
-                f"{public_url(url)}: a store of format {header['format']}; this version of logitstore reads formats "
-                f"up to {FORMAT}: upgrade logitstore"
-            )
+        _refuse_newer_format(data, public_url(url))
+        open_record(data, storage.child_url("store.json"))
         return cls(storage)
 
     @classmethod
@@ -206,6 +203,19 @@ class Store:
     def _newest(self, name: str) -> int:
         found = (_VERSION_PATH.fullmatch(path) for path in self.storage.list(f"datasets/{name}"))
         return max((int(match["number"]) for match in found if match and match["name"] == name), default=0)
+
+
+def _refuse_newer_format(header: bytes, where: str) -> None:
+    # Before its digest is checked: another format may well make its digests otherwise.
+    try:
+        found = json.loads(header)["format"]
+    except (ValueError, KeyError, TypeError):
+        return  # not a newer format but a damaged record, which its digest says better
+    if isinstance(found, int) and found > FORMAT:
+        raise StoreError(
+            f"{where}: a store of format {found}; this version of logitstore reads formats up to {FORMAT}: "
+            "upgrade logitstore"
+        )
 
 
 def check_dataset_name(name: str) -> None:

@@ -23,19 +23,20 @@ from logitstore.tokenizer import Tokenizer
 class TextColumns:
     """The tokens and alignment columns that a run asks for, and their answers, block by block."""
 
-    def __init__(self, store: Store) -> None:
-        self._store = store
+    def __init__(self, store: Store, plan: Plan) -> None:
+        self._store, self._plan = store, plan
         self._tokenizers: dict[str, Tokenizer] = {}
         self.requested: dict[str, tuple[Template, str]] = {}
         """By column id, (template, label)."""
 
     def add_tokens(self, tokenizer: Tokenizer, label: str) -> str:
         """Ask for a tokens column; returns its id. The tokenizer itself is kept as an asset."""
-        template = tokens_template(tokenizer)
+        template = tokens_template(tokenizer, has_chats=self._plan.has_chats)
         column = digest_json(template)
         if column not in self.requested:
             self._store.put_asset(tokenizer.asset())
-            if (chat_template := tokenizer.template_asset()) is not None:
+            chat_template = tokenizer.template_asset()
+            if chat_template is not None and self._plan.has_chats:
                 self._store.put_asset(chat_template)
             self.requested[column] = (template, label)
             self._tokenizers[column] = tokenizer
@@ -47,10 +48,10 @@ class TextColumns:
             template = alignment_template(teacher, student)
             self.requested[digest_json(template)] = (template, label)
 
-    def fill(self, plan: Plan) -> None:
+    def fill(self) -> None:
         """Answer whatever is missing."""
-        for number in walk(plan):
-            self._fill_block(plan.blocks[number].digest)
+        for number in walk(self._plan):
+            self._fill_block(self._plan.blocks[number].digest)
 
     def tokens(self, column: str, block: str) -> Answer:
         """The answer of a tokens column for any block whose text is stored, made if need be."""

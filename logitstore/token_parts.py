@@ -46,13 +46,15 @@ class TokenBlock:
         return np.arange(self.num_tokens) - np.repeat(self.begins, self.ends - self.begins)
 
 
-def tokens_template(tokenizer: Tokenizer) -> dict[str, Any]:
-    return {
-        "kind": "tokens",
-        "version": "1",
-        "tokenizer": tokenizer.fingerprint,
-        "rendering": tokenizer.rendering(),
-    }
+def tokens_template(tokenizer: Tokenizer, *, has_chats: bool) -> dict[str, Any]:
+    """The column of a tokenizer's tokens for a corpus with or without chats.
+
+    Without, no chat template bears on the tokens: a base model and its chat-tuned teacher share them.
+    """
+    rendering = tokenizer.rendering()
+    if not has_chats:
+        rendering |= {"template": None, "variables": {}}
+    return {"kind": "tokens", "version": "1", "tokenizer": tokenizer.fingerprint, "rendering": rendering}
 
 
 def stage_tokens(documents: Sequence[TokenizedDocument]) -> StagedPart:

@@ -58,13 +58,13 @@ def produce(
         progress: told of every batch and block.
     """
     plan = store.plan(plan_digest)
-    texts = TextColumns(store)
+    texts = TextColumns(store, plan)
     teacher_tokens = {request.name: texts.add_tokens(request.tokenizer, request.name) for request in teachers}
     for label, tokenizer in student_tokenizers:
         student = texts.add_tokens(tokenizer, label)
         for name, teacher in teacher_tokens.items():
             texts.add_alignment(teacher, student, f"{name} -> {label}")
-    texts.fill(plan)
+    texts.fill()
     _prepare_torch(config)
     requested, num_blocks, num_tokens = dict(texts.requested), 0, 0
     for request in teachers:

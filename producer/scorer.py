@@ -27,7 +27,8 @@ from logitstore.text_columns import TextColumns
 from logitstore.text_parts import read_documents_of
 from logitstore.token_parts import read_tokens, tokens_template
 
-_BATCH_TOKENS = {"cpu": 1024, "cuda": 16384}
+# On a CPU, attention costs the square of a batch: its mask of document boundaries is dense.
+_BATCH_TOKENS = {"cpu": 512, "cuda": 16384}
 
 
 class Scorer:
@@ -46,7 +47,7 @@ class Scorer:
         self._device = config.resolved_device()
         self._batch_tokens = config.batch_tokens or _BATCH_TOKENS.get(self._device.split(":")[0], 4096)
         self._teacher: Teacher | None = None
-        self._tokens = digest_json(tokens_template(request.tokenizer))
+        self._tokens = digest_json(tokens_template(request.tokenizer, has_chats=plan.has_chats))
         self._policy = self._resolve_policy(plan) if "sparse" in config.signals else None
         self._templates = {signal: self._template(signal) for signal in config.signals}
         self.requested: dict[str, tuple[Template, str]] = {

@@ -35,7 +35,8 @@ def fill_store(url: str, folder: Path, num_documents: int = 24) -> tuple[Store, 
     rows = [row_of(number) for number in range(num_documents)]
     corpus.write_text("".join(json.dumps(row) + "\n" for row in [*rows, rows[0]]))
     plan_digest = ingest(store, list_files([str(corpus)]), PlanSettings.for_corpus(0, 0.15, 1200)).plan_digest
-    texts = TextColumns(store)
+    plan = store.plan(plan_digest)
+    texts = TextColumns(store, plan)
     tokenizers = [
         Tokenizer.from_folder(build_bytelevel_tokenizer(folder / "bytelevel")),
         Tokenizer.from_folder(build_metaspace_tokenizer(folder / "metaspace")),
@@ -44,8 +45,7 @@ def fill_store(url: str, folder: Path, num_documents: int = 24) -> tuple[Store, 
         texts.add_tokens(tokenizer, label) for tokenizer, label in zip(tokenizers, ("teacher", "student"), strict=True)
     )
     texts.add_alignment(teacher, student, "teacher -> student")
-    plan = store.plan(plan_digest)
-    texts.fill(plan)
+    texts.fill()
     templates = [signal_template(signal, teacher) for signal in ("scalars", "sparse")]
     for block in plan.blocks:
         score(store, texts, templates, teacher, block.digest)

@@ -11,14 +11,16 @@ from uuid import uuid4
 import pytest
 
 from logitstore import ingest as ingest_module
+from logitstore.columns import TEXT_ID, find_answers
 from logitstore.corpus import FieldMap, list_files
 from logitstore.documents import Document, Segment
 from logitstore.errors import CorpusError, StorageError
-from logitstore.ingest import ingest, plan_recipe, text_answers
+from logitstore.ingest import ingest, plan_recipe
 from logitstore.plan import HELD_OUT, TRAIN, Plan, PlanSettings
+from logitstore.recipes import recipe_path
 from logitstore.storage import Storage
 from logitstore.store import Store
-from logitstore.text_parts import read_documents_of
+from logitstore.text_parts import read_documents_of, text_recipe
 
 SETTINGS = PlanSettings.for_corpus(0, 0.1, block_bytes=600)
 
@@ -43,9 +45,8 @@ def prompts(num_prompts: int, answers: int = 3) -> list[dict[str, str]]:
 
 def texts_of(store: Store, plan: Plan, split: str) -> list[Document]:
     found = []
-    for block, answer in zip(plan.blocks, text_answers(store, plan), strict=True):
-        assert answer is not None
-        documents = read_documents_of(store.part(answer.part))
+    for block, answers in zip(plan.blocks, find_answers(store, plan, []), strict=True):
+        documents = read_documents_of(store.part(answers[TEXT_ID].part))
         assert len(documents) == block.num_documents == len(block.multiplicities) == len(block.sources)
         assert sum(document.num_bytes for document in documents) == block.num_bytes
         found += documents if block.split == split else []
@@ -282,3 +283,15 @@ def test_unreadable_row_stops_ingest_and_leaves_no_plan(store, tmp_path):
         ingest(store, list_files([str(path)]), SETTINGS)
     assert list(store.storage.list("plans")) == []
     assert ingest(store, list_files([str(path)]), SETTINGS, on_error="skip").report.num_skipped == 1
+
+
+def test_text_that_a_repair_dropped_is_read_again(tmp_path):
+    store = Store.open_or_create(str(tmp_path / "store"))
+    files = list_files([str(write_rows(tmp_path / "a.jsonl", prompts(40)))])
+    plan = ingest(store, files, SETTINGS).plan
+    dropped = tmp_path / "store" / recipe_path(text_recipe(plan.blocks[0].digest))
+    dropped.unlink()
+    again = ingest(store, files, SETTINGS)
+    assert again.report is not None
+    assert again.plan.identity == plan.identity
+    assert dropped.exists()

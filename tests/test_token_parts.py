@@ -1,0 +1,35 @@
+"""Tokens columns: what tells one from another."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from builders import build_bytelevel_tokenizer
+
+from logitstore.documents import Document, Segment
+from logitstore.parts import upload
+from logitstore.storage import open_storage
+from logitstore.store import Store
+from logitstore.token_parts import read_tokens, stage_tokens, tokens_template
+from logitstore.tokenizer import Tokenizer
+
+
+def test_tokens_template_ignores_chat_templates_where_there_are_no_chats(tmp_path: Path) -> None:
+    chat = Tokenizer.from_folder(build_bytelevel_tokenizer(tmp_path / "chat"))
+    base = Tokenizer.from_folder(build_bytelevel_tokenizer(tmp_path / "base", chat_template=None))
+    assert tokens_template(chat, has_chats=False) == tokens_template(base, has_chats=False)
+    assert tokens_template(chat, has_chats=True) != tokens_template(base, has_chats=True)
+
+
+def test_tokens_part_reads_back_with_positions_restarting_at_each_document(tmp_path: Path) -> None:
+    tokenizer = Tokenizer.from_folder(build_bytelevel_tokenizer(tmp_path / "tokenizer"))
+    documents = tokenizer.tokenize([Document((Segment("text", text),)) for text in ("one two", "drei")])
+    part = stage_tokens(documents)
+    storage = open_storage(str(tmp_path / "store"))
+    upload(storage, part)
+    block = read_tokens(Store(storage).part(part.digest))
+    np.testing.assert_array_equal(block.ids, np.concatenate([document.ids for document in documents]))
+    np.testing.assert_array_equal(block.positions(), np.concatenate([np.arange(len(d.ids)) for d in documents]))
+    assert block.byte_lengths.sum() == len("one twodrei")
+    assert block.exact.all()
