@@ -27,17 +27,22 @@ def config_option() -> Callable[[Callable[..., Any]], Callable[..., Any]]:
 def _read_into_defaults(context: click.Context, parameter: click.Parameter, path: str | None) -> None:
     if path is None:
         return
-    known = {
-        parameter.name: parameter for parameter in context.command.params if parameter.name not in {None, "config"}
-    }
+    known = {name: parameter for parameter in context.command.params for name in _spellings(parameter)}
     values = {}
     for key, value in _read_mapping(path).items():
         name = str(key).replace("-", "_")
         if name not in known:
-            nearest = difflib.get_close_matches(name, [str(known_name) for known_name in known], n=1, cutoff=0.0)
+            nearest = difflib.get_close_matches(name, list(known), n=1, cutoff=0.0)
             raise ConfigError(f"{path}: unknown key {key!r}; did you mean {nearest[0].replace('_', '-')!r}?")
-        values[name] = _as_typed(known[name], value)
+        values[str(known[name].name)] = _as_typed(known[name], value)
     context.default_map = {**(context.default_map or {}), **values}
+
+
+def _spellings(parameter: click.Parameter) -> list[str]:
+    """The long names of an option, as on the command line but for dashes; none for ``--config`` itself."""
+    if parameter.name == "config":
+        return []
+    return [spelling.lstrip("-").replace("-", "_") for spelling in parameter.opts if len(spelling) > 2]
 
 
 def _read_mapping(path: str) -> dict[str, Any]:

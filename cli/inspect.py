@@ -9,9 +9,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from logitstore.inspection import DocumentView
 
 _CANDIDATES = 8
+_PIPE_WIDTH = 200
 
 
 @click.command()
@@ -68,10 +71,9 @@ def _render_store(found: dict[str, Any]) -> str:
 
 
 def _show_dataset(found: dict[str, Any]) -> None:
-    from rich.console import Console
     from rich.table import Table
 
-    console = Console()
+    console = _console()
     console.print(f"[bold]{found['dataset']}[/] version {found['version']}, manifest {found['manifest_digest']}")
     console.print(
         f"{found['num_documents']:,} documents ({found['num_held_out_documents']:,} held out) in "
@@ -96,30 +98,42 @@ def _show_dataset(found: dict[str, Any]) -> None:
     total = found["bytes_per_token"]["total"]
     console.print(f"total {_size(found['total_bytes'])}" + (f", {total:.1f} bytes/token" if total else ""))
     for column in found["columns"]:
-        console.print(
-            f"[dim]zarr.open_group({column['example']!r})  # {column['what']} of {column['label']}, first block[/]"
-        )
+        if column["example"] is not None:
+            opened, what = f"zarr.open_group({column['example']!r})", f"{column['what']} of {column['label']}"
+            console.print(f"{opened}  # {what}, first block", style="dim", markup=False)
 
 
 def _show_document(view: DocumentView) -> None:
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    console = Console()
+    console = _console()
     console.print(f"from {view.source}, block {view.block}, as {view.teacher} saw it; {view.signal_path}", markup=False)
     table = Table("token", "p", "candidates (~ sampled)", box=None, pad_edge=False)
     for token in view.tokens:
         shown = Text()
         for text, logprob, sampled in token.candidates[:_CANDIDATES]:
             style = "bold green" if text == token.text else ""
-            shown.append(f"{text!r}", style=style).append(
+            shown.append(_quoted(text), style=style).append(
                 f"{'~' if sampled else ' '}{_percent(logprob)}  ", style="dim"
             )
         if len(token.candidates) > _CANDIDATES:
             shown.append(f"+{len(token.candidates) - _CANDIDATES}", style="dim")
-        table.add_row(Text(repr(token.text)), "" if token.logprob is None else _percent(token.logprob), shown)
+        table.add_row(Text(_quoted(token.text)), "" if token.logprob is None else _percent(token.logprob), shown)
     console.print(table)
+
+
+def _console() -> Console:
+    """Lines are never broken: digests and paths are there to be copied. A pipe has room for any table."""
+    from rich.console import Console
+
+    console = Console(soft_wrap=True, highlight=False)
+    return console if console.is_terminal else Console(soft_wrap=True, highlight=False, width=_PIPE_WIDTH)
+
+
+def _quoted(text: str) -> str:
+    """Quotes show where a token's spaces are; what cannot be printed is escaped already."""
+    return f"'{text}'"
 
 
 def _percent(logprob: float) -> str:

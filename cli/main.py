@@ -48,9 +48,6 @@ def main(arguments: list[str] | None = None) -> None:
         _refuse(error.format_message())
     except LogitStoreError as error:
         _refuse(str(error))
-    except BrokenPipeError:  # whoever read our output has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(USER_ERROR)
     except ModuleNotFoundError as error:
         if error.name not in _EXTRA_PACKAGES:
             raise

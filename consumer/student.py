@@ -202,8 +202,8 @@ class Student:
 
 
 def _reason(error: Exception) -> str:
-    """The first line of an error's message, or its kind where it has none."""
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+    """An error's message in one line, or its kind where it has none."""
+    return " ".join(str(error).split())[:300] or type(error).__name__
 
 
 @contextmanager

@@ -15,6 +15,7 @@ from logitstore.consumer import checkpoint as checkpoint_module
 from logitstore.consumer.checkpoint import Progress, load_checkpoint, newest_checkpoint, save_checkpoint
 from logitstore.consumer.stream import StreamConfig, StreamState
 from logitstore.errors import StorageError, TrainingError
+from logitstore.records import seal_record
 
 STREAM = StreamState("0" * 64, StreamConfig(sequence_length=8, batch_tokens=64, seed=3), epoch=1, group=2, batch=3)
 
@@ -120,18 +121,21 @@ def test_a_kill_while_saving_leaves_nothing_that_is_taken_for_a_checkpoint(
 def test_any_flipped_bit_is_found(tmp_path_factory: pytest.TempPathFactory, name: str, data: st.DataObject) -> None:
     model, optimizer = make_run()
     path = save_checkpoint(tmp_path_factory.mktemp("run"), model, optimizer, Progress(2, 1, STREAM))
-    content = bytearray((path / name).read_bytes())
+    untouched = (path / name).read_bytes()
+    content = bytearray(untouched)
     content[data.draw(st.integers(0, len(content) - 2))] ^= 1 << data.draw(st.integers(0, 7))
     (path / name).write_bytes(content)
+    if name == "state.json" and is_same_json(content, untouched):
+        return  # white space is free
+    with pytest.raises(TrainingError, match=r"damaged checkpoint .*; delete it to go on from an older one"):
+        load_checkpoint(path, *make_run(steps=0))
+
+
+def is_same_json(one: bytes, other: bytes) -> bool:
     try:
-        progress = load_checkpoint(path, *make_run(steps=0))
-    except TrainingError as error:
-        assert "damaged checkpoint" in str(error)
-        assert "delete it to go on from an older one" in str(error)
-    else:
-        # Only white space in state.json is free.
-        assert progress == Progress(2, 1, STREAM)
-        assert name == "state.json"
+        return json.loads(one) == json.loads(other)
+    except ValueError:
+        return False
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "optimizer.safetensors", "state.json"])
@@ -153,8 +157,6 @@ def test_a_checkpoint_of_another_student_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_of_a_newer_format_is_refused(tmp_path: Path) -> None:
-    from logitstore.records import seal_record
-
     model, optimizer = make_run()
     path = save_checkpoint(tmp_path, model, optimizer, Progress(2, 1, STREAM))
     state = json.loads((path / "state.json").read_text())

@@ -52,7 +52,7 @@ def make_trainer(
     )
 
 
-class Killed(Exception):
+class KilledError(Exception):
     """Stands for the end of a process."""
 
 
@@ -62,11 +62,11 @@ def run_until(trainer: Trainer, step: int, monkeypatch: pytest.MonkeyPatch) -> N
 
     def die(*arguments: Any) -> Any:
         if trainer.step == step:
-            raise Killed
+            raise KilledError
         return accumulate(*arguments)
 
     monkeypatch.setattr(trainer, "_accumulate", die)
-    with pytest.raises(Killed):
+    with pytest.raises(KilledError):
         trainer.run()
 
 
@@ -229,7 +229,7 @@ def test_a_full_disk_while_saving_the_student_says_so(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(trainer.student.model, "save_pretrained", full)
-    with pytest.raises(StorageError, match="cannot save the student .*No space left"):
+    with pytest.raises(StorageError, match=r"cannot save the student .*No space left"):
         trainer.run()
     assert newest_checkpoint(tmp_path / "run" / "checkpoints") is not None
 
