@@ -15,6 +15,7 @@ from torch import Tensor
 from logitstore.consumer.batches import Batch
 from logitstore.consumer.loss import DistillationLoss, LossSums
 from logitstore.consumer.objectives import parse_objective
+from logitstore.consumer.rows import TeacherRows
 from logitstore.consumer.stream import PlacedBin, Stream
 from logitstore.consumer.student import Student
 
@@ -39,27 +40,35 @@ def dense_loss(
     """Total and terms, by the formulas of the documentation on full distributions."""
     weights, batch = parse_objective(objective), stream.collate(bins)
     logits = dense_logits(model, bins)
-    terms = {"ce": -logits.log_softmax(-1).gather(1, batch.targets[:, None]).sum()}
-    total = weights.weight("ce") * terms["ce"]
+    ce = -logits.log_softmax(-1).gather(1, batch.targets[:, None])[:, 0]
+    terms, total = {"ce": ce.sum()}, weights.weight("ce") * ce.sum()
     for columns, teacher in zip(stream.data.teachers, batch.teachers, strict=True):
-        q = (logits / temperature).softmax(-1)
+        q, q_at_one = ((logits / each).softmax(-1) for each in (temperature, 1.0))
+        covered, within = teacher.has_row, torch.zeros_like(ce)
         if columns.classes is not None:
             groups, num_groups = columns.classes.student_groups(q.shape[1])
-            q = torch.zeros(len(q), num_groups, dtype=q.dtype).index_add(1, groups, q)
-        kl = 0.0
-        for n in teacher.has_row.nonzero()[:, 0].tolist():
-            kept = teacher.rows.ids_NK[n] >= 0
-            listed_q = q[n, teacher.rows.ids_NK[n][kept]]
-            listed_p = teacher.rows.log_masses_NK[n][kept].double().exp()
-            if teacher.rows.log_rest_N is None:
-                kl = kl - (listed_p * listed_q.log()).sum()
-                continue
-            rest_p = teacher.rows.log_rest_N[n].double().exp()
-            kl = kl + torch.special.xlogy(listed_p, listed_p / listed_q).sum()
-            kl = kl + torch.special.xlogy(rest_p, rest_p / (1 - listed_q.sum()))
-        terms[f"kl/{columns.name}"] = kl = torch.as_tensor(kl) * temperature**2
-        total = total + weights.weight("kl") * columns.weight * kl
+            q, q_at_one = (each.new_zeros(len(q), num_groups).index_add(1, groups, each) for each in (q, q_at_one))
+            realised = groups[batch.targets][:, None]
+            covered = covered & (teacher.rows.ids_NK == realised).any(-1)
+            within = q_at_one.gather(1, realised)[:, 0].log() + ce
+        kl = torch.zeros((), dtype=torch.float64)
+        for n in covered.nonzero()[:, 0].tolist():
+            kl = kl + temperature**2 * dense_kl(q[n], teacher.rows, n)
+        terms[f"kl/{columns.name}"] = kl
+        share = weights.weight("kl") * columns.weight
+        total = total + share * (kl + within[covered].sum() + ce[~covered].sum())
     return total, terms
+
+
+def dense_kl(q: Tensor, rows: TeacherRows, n: int) -> Tensor:
+    """What row ``n`` of a teacher charges a distribution, [C]."""
+    kept = rows.ids_NK[n] >= 0
+    listed_q, listed_p = q[rows.ids_NK[n][kept]], rows.log_masses_NK[n][kept].double().exp()
+    if rows.log_rest_N is None:
+        return -(listed_p * listed_q.log()).sum()
+    rest_p = rows.log_rest_N[n].double().exp()
+    listed = torch.special.xlogy(listed_p, listed_p / listed_q).sum()
+    return listed + torch.special.xlogy(rest_p, rest_p / (1 - listed_q.sum()))
 
 
 def measured(student: Student, stream: Stream, batch: Batch, objective: str, temperature: float) -> LossSums:
@@ -178,7 +187,7 @@ def test_padding_contributes_nothing(small: SmallStore, tmp_path: Path) -> None:
     assert_gradients_close(gradients(student.model), expected, 1e-6)
 
 
-def test_positions_without_a_teacher_row_contribute_cross_entropy_only(small: SmallStore, tmp_path: Path) -> None:
+def test_positions_without_a_teacher_row_are_charged_in_full_by_the_text(small: SmallStore, tmp_path: Path) -> None:
     student, stream = make_student(small, tmp_path, "other"), open_stream(small, "other")
     batch = stream.collate(next(iter(stream)))
     none = torch.zeros(batch.num_charged, dtype=torch.bool)
@@ -189,7 +198,7 @@ def test_positions_without_a_teacher_row_contribute_cross_entropy_only(small: Sm
         "kl/big": 0.0,
         "kl/small": 0.0,
     }
-    text = measured(student, stream, batch, "ce:0.25", 1.0)
+    text = measured(student, stream, batch, "ce:1.15", 1.0)
     assert with_none.total.item() == pytest.approx(text.total.item(), rel=1e-6)
     assert_gradients_close(gradients(student.model), expected, 1e-5)
 

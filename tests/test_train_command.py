@@ -182,7 +182,6 @@ def refused(small: SmallStore, tmp_path: Path, capsys: pytest.CaptureFixture[str
         ({"student_tokenizer": "/nowhere"}, ["/nowhere"]),
         ({"max_step": 3}, ["--max-step", "--max-steps"]),
         ({"output": None}, ["--output"]),
-        ({"output": "/dev/null"}, ["/dev/null", "choose another --output"]),
     ],
 )
 def test_train_refuses_in_one_line(
@@ -197,6 +196,14 @@ def test_train_refuses_in_one_line(
     message = refused(small, tmp_path, capsys, **changes)
     for part in expected:
         assert part in message
+
+
+def test_train_refuses_a_file_as_its_folder(
+    small: SmallStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("mine")
+    assert "choose another --output" in refused(small, tmp_path, capsys, output=tmp_path / "file")
+    assert (tmp_path / "file").read_text() == "mine"
 
 
 def test_train_names_the_command_for_a_tokenizer_that_the_dataset_lacks(
