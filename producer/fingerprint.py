@@ -48,11 +48,14 @@ def fingerprint_model(folder: Path, *, allow_pickle: bool = False, trust_code: b
 
 def read_config(folder: Path) -> dict[str, Any]:
     try:
-        return json.loads((folder / "config.json").read_text())
+        config = json.loads((folder / "config.json").read_text())
+        if not isinstance(config, dict):
+            raise ValueError(f"found {type(config).__name__}, expected an object")
+        return config
     except FileNotFoundError:
         raise ModelError(f"{folder}: no config.json; a folder written by `save_pretrained` was expected") from None
     except ValueError as error:
-        raise ModelError(f"{folder}/config.json: not JSON: {error}") from error
+        raise ModelError(f"{folder}/config.json: not a configuration: {error}") from error
 
 
 def weight_files(folder: Path, *, allow_pickle: bool = False) -> list[Path]:
@@ -130,9 +133,11 @@ def _safetensors_digests(file: Path) -> dict[str, str]:
     with file.open("rb") as stream:
         header_bytes = int.from_bytes(stream.read(8), "little")
         try:
+            if header_bytes > file.stat().st_size:
+                raise ValueError(f"a header of {header_bytes} bytes does not fit in it")
             header = json.loads(stream.read(header_bytes))
         except ValueError as error:
-            raise ModelError(f"{file}: not a safetensors file: {error}") from error
+            raise ModelError(f"{file}: not a safetensors file, or not all of one: {error}") from error
         header.pop("__metadata__", None)
         digests = {}
         for name, tensor in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
