@@ -5,6 +5,7 @@ Shapes: B sequences, L their length, N charged tokens, K entries.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from logitstore.consumer.bins import Bin
 from logitstore.consumer.data import TeacherBlock, TrainingBlock
-from logitstore.consumer.projection import class_of, project_rows
+from logitstore.consumer.projection import VocabularyClasses, class_of, project_rows
 from logitstore.consumer.rows import TeacherRows, partition_rows, sampled_rows
 from logitstore.sparse import STEP_NATS
 
@@ -83,7 +84,7 @@ def collate(
     bins: list[tuple[TrainingBlock, Bin]],
     sequence_length: int,
     temperature: float,
-    teacher_classes: list[Tensor | None],
+    classes: Sequence[VocabularyClasses | None],
     vocab_size: int,
 ) -> Batch:
     """Make a batch.
@@ -92,7 +93,7 @@ def collate(
         bins: each with the block that it is of.
         sequence_length: L.
         temperature: of the objective; decides which stored mass outside the rows is read.
-        teacher_classes: per teacher, int64 [V_teacher] class of each token, None for the student's own tokens.
+        classes: per teacher, the partition shared with its vocabulary; None if it has the student's own tokens.
         vocab_size: of the student's tokenizer.
     """
     input_ids = np.zeros((len(bins), sequence_length), np.int64)
@@ -113,20 +114,22 @@ def collate(
         num_tokens += column
         charged.append(np.concatenate(chosen))
         num_bytes += int(block.tokens.byte_lengths[charged[-1]].sum())
-    targets = np.concatenate([block.tokens.ids[rows] for (block, _), rows in zip(bins, charged, strict=True)])
+    chosen_ids = [block.tokens.ids[rows] for (block, _), rows in zip(bins, charged, strict=True)]
+    targets = torch.from_numpy(np.concatenate(chosen_ids).astype(np.int64))
     return Batch(
         torch.from_numpy(input_ids),
         torch.from_numpy(position_ids),
         torch.from_numpy(np.concatenate(outputs).astype(np.int64)),
-        torch.from_numpy(targets.astype(np.int64)),
+        targets,
         tuple(
             _teacher_batch(
                 [(block.teachers[number], rows) for (block, _), rows in zip(bins, charged, strict=True)],
+                targets,
                 temperature,
-                teacher_classes[number],
+                classes[number],
                 vocab_size,
             )
-            for number in range(len(teacher_classes))
+            for number in range(len(classes))
         ),
         num_bytes,
         num_tokens,
@@ -135,8 +138,9 @@ def collate(
 
 def _teacher_batch(
     found: list[tuple[TeacherBlock, np.ndarray]],
+    targets: Tensor,
     temperature: float,
-    teacher_class: Tensor | None,
+    classes: VocabularyClasses | None,
     vocab_size: int,
 ) -> TeacherBatch:
     """``found``: per bin, the teacher's block and the charged tokens [n]."""
@@ -157,18 +161,22 @@ def _teacher_batch(
         rows = partition_rows(tensors[0], tensors[1], torch.from_numpy(rest), temperature)
     else:
         rows = sampled_rows(tensors[0], tensors[1], tensors[2], theta, temperature)
-    if teacher_class is not None:
+    has_row = torch.from_numpy(counts > 0)
+    if classes is not None:
+        teacher_class = torch.from_numpy(classes.teacher_class)
         rows = project_rows(rows, teacher_class)
+        # Where the tokenizers disagree on the class of what comes next, the row speaks of something else.
+        realised_class = torch.from_numpy(classes.student_class)[targets]
+        has_row &= (rows.ids_NK == realised_class[:, None]).any(-1)
     elif ids.max(initial=-1) >= vocab_size:
         # Padding of the teacher's head, which the student's may not have: its mass belongs to the rest.
         rows = project_rows(rows, torch.arange(vocab_size))
-    has_row = torch.from_numpy(counts > 0)
     entropy, logprob, argmax = (
         _scalar([(getattr(block, name), chosen) for block, chosen in found])
         for name in ("entropy", "logprob", "argmax")
     )
     likeliest = _likeliest_entry(*tensors) if argmax is None else argmax
-    if teacher_class is not None:
+    if classes is not None:
         likeliest = class_of(likeliest, teacher_class)
     return TeacherBatch(rows, has_row, entropy, logprob, likeliest.masked_fill(~has_row, -1))
 

@@ -83,9 +83,7 @@ class DistillationLoss:
         kl_N = teacher_loss(rows, outputs, self.temperature)
         if groups is None:
             return _Word(kl_N, torch.zeros_like(kl_N), has_row_N, at_one)
-        # Where the tokenizers disagree on the class of what comes next, the row speaks of something else.
         is_realised_NK = rows.ids_NK == groups[batch.targets][:, None]
-        has_row_N = has_row_N & is_realised_NK.any(-1)
         class_N = torch.where(is_realised_NK, at_one.gathered_TK, 0.0).sum(-1)
         return _Word(kl_N, class_N - _realised(at_one), has_row_N, at_one)
 

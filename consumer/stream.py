@@ -13,7 +13,6 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
-import torch
 
 from logitstore.consumer.batches import Batch, collate
 from logitstore.consumer.bins import Bin, pack_bins
@@ -75,10 +74,7 @@ class Stream:
         self.data, self.config, self.temperature = data, config, temperature
         self.state = StreamState(data.version.manifest.identity, config)
         self._group_blocks = max(1, _GROUP_BYTES // data.version.manifest.plan.settings.block_bytes)
-        self._classes = [
-            None if teacher.classes is None else torch.from_numpy(teacher.classes.teacher_class.astype(np.int64))
-            for teacher in data.teachers
-        ]
+        self._classes = [teacher.classes for teacher in data.teachers]
         self._num_bins: list[int] = []
 
     def resume(self, state: StreamState) -> None:
