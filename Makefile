@@ -2,36 +2,41 @@
 PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/installed
+TESTABLE := .venv/testable
 
 .PHONY: help install demo test slow check lint types bench clean
 
 help:  ## Show this
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
 
-install: $(INSTALLED)  ## Virtual environment with pinned dependencies, in .venv
+install: $(TESTABLE)  ## Virtual environment with pinned dependencies, in .venv
 
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[producer,train]'
+	@touch $@
+
+$(TESTABLE): $(INSTALLED)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[producer,train,dev]'
 	@touch $@
 
 demo: $(INSTALLED)  ## Train, store and distil on this machine, in minutes; the report is build/demo/report.html
 	OMP_WAIT_POLICY=PASSIVE GOMP_SPINCOUNT=0 $(BIN)/python benchmarks/demo.py
 
-test: $(INSTALLED)  ## All tests but the slow ones
+test: $(TESTABLE)  ## All tests but the slow ones
 	$(BIN)/python -m pytest -q
 
-slow: $(INSTALLED)  ## The tests that take minutes each
+slow: $(TESTABLE)  ## The tests that take minutes each
 	$(BIN)/python -m pytest -q -m slow
 
 check: lint types test  ## Lint, types and tests
 
-lint: $(INSTALLED)
+lint: $(TESTABLE)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
 # mypy reads files, not installed packages: give it the tree as it is imported.
-types: $(INSTALLED)
+types: $(TESTABLE)
 	@rm -rf build/types && mkdir -p build/types/logitstore
 	@ln -s $(CURDIR)/logitstore/* $(CURDIR)/producer $(CURDIR)/consumer $(CURDIR)/cli build/types/logitstore/
 	$(BIN)/mypy --config-file pyproject.toml build/types/logitstore
