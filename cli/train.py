@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from logitstore.consumer.trainer import Trainer, TrainReport
     from logitstore.store import DatasetVersion, Store
 
+_DEFAULT_SEQUENCE = 1024
+
 student_options = option_group(
     click.option("--student", metavar="MODEL[@REVISION]", help="Folder or hub id of the student."),
     click.option("--student-config", metavar="FILE", help="config.json of a student to begin from at random instead."),
@@ -62,7 +64,9 @@ loop_options = option_group(
         "--micro-batch-tokens", type=click.IntRange(1), help="Tokens of one forward pass; the whole batch if not given."
     ),
     click.option(
-        "--seq-length", type=click.IntRange(2), default=1024, show_default=True, help="Tokens of a packed sequence."
+        "--seq-length",
+        type=click.IntRange(2),
+        help=f"Tokens of a packed sequence; the student's positions, {_DEFAULT_SEQUENCE} at most, if not given.",
     ),
     click.option("--lr", type=click.FloatRange(min=0, min_open=True), default=3e-4, show_default=True),
     click.option(
@@ -142,9 +146,9 @@ def train(
         selection=options["selection"],
         loss_on=options["loss_on"],
     )
-    config = StreamConfig(
-        sequence_length=options["seq_length"], batch_tokens=options["batch_tokens"], seed=options["seed"]
-    )
+    batch_tokens = options["batch_tokens"]
+    length = options["seq_length"] or min(_DEFAULT_SEQUENCE, student.num_positions, batch_tokens)
+    config = StreamConfig(sequence_length=length, batch_tokens=batch_tokens, seed=options["seed"])
     stream = Stream(data, config, options["temperature"])
     kept = {name: value for name, value in context.params.items() if name not in _NOT_OF_THE_RESULT}
     folder = Path(output)

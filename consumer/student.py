@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -132,17 +133,21 @@ class Student:
     def head_bias(self) -> Tensor | None:
         return getattr(self.model.get_output_embeddings(), "bias", None)
 
+    @property
+    def num_positions(self) -> int:
+        """The longest sequence that the student's configuration allows; no bound if it names none."""
+        return getattr(self.model.config.get_text_config(), "max_position_embeddings", None) or sys.maxsize
+
     def check_length(self, sequence_length: int) -> None:
         """Refuse sequences longer than the student has positions for.
 
         Raises:
             ConfigError: they are.
         """
-        config = self.model.config.get_text_config()
-        longest = getattr(config, "max_position_embeddings", None)
-        if longest and sequence_length > longest:
+        if sequence_length > self.num_positions:
             raise ConfigError(
-                f"--seq-length {sequence_length}: the student has {longest} positions (max_position_embeddings)"
+                f"--seq-length {sequence_length}: the student has {self.num_positions} positions "
+                "(max_position_embeddings)"
             )
 
     @torch.no_grad()
