@@ -6,13 +6,16 @@ publishes when all is answered; who is killed loses the block it was at.
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 
 from logitstore.columns import Template, find_answers, next_manifest
+from logitstore.errors import ConfigError
 from logitstore.plan import Plan
+from logitstore.producer.packing import Windows
 from logitstore.producer.request import ProduceConfig, TeacherRequest, execution
 from logitstore.producer.scorer import Scorer
 from logitstore.store import DatasetVersion, Store
@@ -56,7 +59,11 @@ def produce(
         student_tokenizers: (label, tokenizer) to align with every teacher's.
         config: how teachers are run.
         progress: told of every batch and block.
+
+    Raises:
+        ConfigError: two teachers have one name, or are one model.
     """
+    _check_distinct(teachers)
     plan = store.plan(plan_digest)
     texts = TextColumns(store, plan)
     teacher_tokens = {request.name: texts.add_tokens(request.tokenizer, request.name) for request in teachers}
@@ -72,8 +79,23 @@ def produce(
         _score(store, plan, texts.requested | scorer.requested, scorer, request.name, progress)
         requested |= scorer.requested
         num_blocks, num_tokens = num_blocks + scorer.num_scored_blocks, num_tokens + scorer.num_forward_tokens
+        del scorer  # and its model: the next one may need the room
     version = store.publish(dataset, lambda current: next_manifest(store, current, plan_digest, requested))
     return ProduceReport(version, num_blocks, num_tokens)
+
+
+def _check_distinct(teachers: list[TeacherRequest]) -> None:
+    """A column has one label, and a label says one teacher."""
+    for number, teacher in enumerate(teachers):
+        for other in teachers[:number]:
+            if teacher.name == other.name:
+                raise ConfigError(f"two teachers are called {teacher.name!r}: give names, as in --teacher NAME=MODEL")
+            if _identity(teacher) == _identity(other):
+                raise ConfigError(f"teachers {other.name!r} and {teacher.name!r} are the same model: name it once")
+
+
+def _identity(teacher: TeacherRequest) -> tuple[str, str, Windows]:
+    return teacher.fingerprint, teacher.tokenizer.fingerprint, teacher.windows
 
 
 def _score(
@@ -98,4 +120,6 @@ def _prepare_torch(config: ProduceConfig) -> None:
     if device == "cpu":
         torch.set_num_threads(config.resolved_threads())
     if execution(config, device, 0):
+        # cuBLAS asks for it before its first product.
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)
