@@ -25,13 +25,12 @@ from logitstore.corpus_files import (
     PARQUET_EXTENSIONS,
     CorpusFile,
     list_files,
-    source_name,
 )
 from logitstore.corpus_rows import FieldMap, UnreadableRow, missing_columns, parse_row
 from logitstore.documents import Document
 from logitstore.errors import CorpusError
 
-__all__ = ["CorpusFile", "FieldMap", "ReadReport", "list_files", "read_documents", "source_name"]
+__all__ = ["CorpusFile", "FieldMap", "ReadReport", "list_files", "read_documents"]
 
 ROWS_PER_BATCH = 1024
 MAX_KEPT_ERRORS = 5

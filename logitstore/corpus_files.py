@@ -7,11 +7,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
-from urllib.parse import urlsplit
 
 import fsspec
 
 from logitstore.errors import CorpusError
+from logitstore.urls import public_url
 
 LINE_EXTENSIONS = frozenset({"jsonl", "ndjson", "json"})
 PARQUET_EXTENSIONS = frozenset({"parquet", "pq"})
@@ -45,7 +45,7 @@ class CorpusFile:
     @property
     def source(self) -> str:
         """The URL without credentials and query: what documents and messages name."""
-        return source_name(self.url)
+        return public_url(self.url)
 
     @property
     def extension(self) -> str:
@@ -68,21 +68,9 @@ def list_files(patterns: Sequence[str]) -> list[CorpusFile]:
     for pattern in patterns:
         found = list(_expand(pattern))
         if not found:
-            raise CorpusError(f"{source_name(pattern)}: no such file, and no file that matches: check the path or glob")
+            raise CorpusError(f"{public_url(pattern)}: no such file, and no file that matches: check the path or glob")
         files.update((file.url, file) for file in found)
     return [files[url] for url in sorted(files)]
-
-
-def source_name(url: str) -> str:
-    """``url`` without user, password, query and fragment; local paths as they are."""
-    return "::".join(_strip_credentials(link) for link in url.split("::"))
-
-
-def _strip_credentials(link: str) -> str:
-    if "://" not in link:
-        return link
-    parts = urlsplit(link)
-    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
 
 
 def _expand(pattern: str) -> Iterator[CorpusFile]:
@@ -104,7 +92,7 @@ def _expand(pattern: str) -> Iterator[CorpusFile]:
             yield _describe(fs, path, info, url)
     except Exception as error:
         # Remote file systems raise whatever their client libraries do (botocore's errors are not even OSErrors).
-        raise CorpusError(f"{source_name(pattern)}: cannot be listed: {_one_line(error)}") from error
+        raise CorpusError(f"{public_url(pattern)}: cannot be listed: {_one_line(error)}") from error
 
 
 def _expand_glob(fs: Any, path: str, pattern: str) -> Iterator[CorpusFile]:

@@ -17,13 +17,14 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, TypeVar
-from urllib.parse import urlsplit, urlunsplit
+from urllib.parse import urlsplit
 
 import fsspec
 from fsspec.core import url_to_fs
 from fsspec.implementations.memory import MemoryFileSystem
 
 from logitstore.errors import StorageError
+from logitstore.urls import public_url
 
 T = TypeVar("T")
 
@@ -78,18 +79,6 @@ def open_storage(url: str) -> Storage:
     except (ImportError, ValueError) as error:
         raise StorageError(f"{public_url(url)}: cannot open this kind of URL: {error}") from error
     return RemoteStorage(url, fs, root)
-
-
-def public_url(url: str) -> str:
-    """``url`` without user names, passwords and query strings, fit for messages and records."""
-    return "::".join(_public_link(link) for link in url.split("::"))  # fsspec chains: cache::s3://...
-
-
-def _public_link(link: str) -> str:
-    if "://" not in link:
-        return link
-    parts = urlsplit(link)
-    return urlunsplit((parts.scheme, parts.netloc.rsplit("@", 1)[-1], parts.path, "", ""))
 
 
 class LocalStorage(Storage):

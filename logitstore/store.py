@@ -17,7 +17,8 @@ from logitstore.parts import Part, StagedPart
 from logitstore.plan import Plan
 from logitstore.recipes import Answer, Recipe
 from logitstore.records import open_record, seal_record
-from logitstore.storage import Storage, open_storage, public_url
+from logitstore.storage import Storage, open_storage
+from logitstore.urls import public_url
 
 FORMAT = 1
 _VERSION_PATH = re.compile(r"datasets/(?P<name>[^/]+)/(?P<number>[1-9][0-9]*)\.json")

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from logitstore.corpus import FieldMap, ReadReport, list_files, read_documents, source_name
+from logitstore.corpus import FieldMap, ReadReport, list_files, read_documents
 from logitstore.documents import Segment
 from logitstore.errors import ConfigError, CorpusError
 
@@ -101,19 +101,6 @@ def test_read_documents_from_an_archive(tmp_path):
         first, second = list_files([pattern]), list_files([pattern])
         assert first == second
         assert [document.text for document in read_documents(first)] == ["zipped"]
-
-
-@pytest.mark.parametrize(
-    ("url", "source"),
-    [
-        ("/data/a?b#c@d.txt", "/data/a?b#c@d.txt"),
-        ("https://user:secret@host:80/a.jsonl?token=secret#x", "https://host:80/a.jsonl"),
-        ("zip://a.txt::https://user:secret@host/a.zip?secret", "zip://a.txt::https://host/a.zip"),
-        ("hf://datasets/org/name@main/a.parquet", "hf://datasets/org/name@main/a.parquet"),
-    ],
-)
-def test_source_name_strips_credentials(url, source):
-    assert source_name(url) == source
 
 
 def test_read_documents_reads_every_kind_of_row_from_lines(tmp_path):

@@ -22,7 +22,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 from logitstore import storage as storage_module
 from logitstore.errors import StorageError
 from logitstore.recipes import Answer, commit_answer, find_answer
-from logitstore.storage import LocalStorage, RemoteStorage, Storage, open_storage, public_url
+from logitstore.storage import LocalStorage, RemoteStorage, Storage, open_storage
 
 
 @pytest.fixture(scope="module")
@@ -122,22 +122,6 @@ def test_child_url_opens_with_fsspec(storage, url):
 
 
 # URLs
-
-
-@pytest.mark.parametrize(
-    ("url", "public"),
-    [
-        ("/a/b@c?d", "/a/b@c?d"),
-        ("s3://bucket/a", "s3://bucket/a"),
-        ("s3://key:secret@bucket/a", "s3://bucket/a"),
-        ("https://user@host:8080/a?token=secret#part", "https://host:8080/a"),
-        ("sftp://user:p@ss@host/a", "sftp://host/a"),
-        ("simplecache::s3://key:secret@bucket/a", "simplecache::s3://bucket/a"),
-        ("zip://x::https://u:secret@host/a.zip?sig=secret", "zip://x::https://host/a.zip"),
-    ],
-)
-def test_public_url_holds_no_credentials(url, public):
-    assert public_url(url) == public
 
 
 def test_messages_of_a_remote_storage_hold_no_credentials():

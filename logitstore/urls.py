@@ -1,0 +1,18 @@
+"""URLs as messages and records may show them."""
+
+from __future__ import annotations
+
+from urllib.parse import urlsplit
+
+
+def public_url(url: str) -> str:
+    """``url`` without user, password, query and fragment; local paths as they are."""
+    return "::".join(_public_link(link) for link in url.split("::"))  # fsspec chains: cache::s3://...
+
+
+def _public_link(link: str) -> str:
+    if "://" not in link:
+        return link
+    parts = urlsplit(link)
+    # Not urlunsplit, which makes memory:///a a relative memory:/a.
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
