@@ -106,8 +106,9 @@ class Stream:
                     is_last = number + 1 == len(batches)
                     self.state = following if is_last else replace(here, batch=number + 1)
                     yield batches[number]
+                num_fruitless = 0 if batches else num_fruitless + 1
                 if not batches:  # documents of one token each
-                    self.state, num_fruitless = following, num_fruitless + 1
+                    self.state = following
                     if num_fruitless > len(self.data.train_blocks):
                         raise self._nothing_to_predict()
         finally:

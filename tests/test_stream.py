@@ -149,3 +149,19 @@ def test_stream_of_documents_of_one_token_is_refused(small: SmallStore, monkeypa
         open_stream(small).num_batches(0)
     with pytest.raises(TrainingError, match="nothing to predict"):
         next(iter(open_stream(small)))
+
+
+def test_stream_passes_over_a_block_of_documents_of_one_token_in_every_epoch(
+    small: SmallStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stream_module, "_GROUP_BYTES", 2048)
+    stream = open_stream(small)
+    barren = stream.data.document_ends(stream.data.train_blocks[0]).tolist()
+    pack_bins = stream_module.pack_bins
+    monkeypatch.setattr(
+        stream_module,
+        "pack_bins",
+        lambda ends, length: [] if ends.tolist() == barren else pack_bins(ends, length),
+    )
+    epochs = len(stream.data.train_blocks) + 2
+    assert len(epoch_of(stream, epochs)) == stream.num_batches(epochs)
