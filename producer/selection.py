@@ -26,7 +26,7 @@ _FIXED_POINT_BITS = 40
 _FIXED_POINT = 1 << _FIXED_POINT_BITS
 # Running sums are taken within the groups of this many tokens where a draw falls, and over the sums of groups: a
 # running sum over the whole vocabulary would cost more than all the rest of a selection.
-_GROUP = 64
+_GROUP = 32
 
 
 class Rows(NamedTuple):
@@ -99,19 +99,23 @@ class Threshold:
         certain_RV = rows.probs_RV >= self.theta
         certain_RV.scatter_(-1, torch.stack([rows.realised_R, rows.argmax_R], dim=-1), True)
         row_C, id_C = certain_RV.nonzero(as_tuple=True)
-        row_S, id_S = self._draw(rows.probs_RV, certain_RV, rows.words_R)
+        row_S, id_S = self._draw(rows, row_C, id_C)
         sampled_E = torch.arange(len(row_C) + len(row_S), device=row_C.device) >= len(row_C)
         return Entries(torch.cat([row_C, row_S]), torch.cat([id_C, id_S]), sampled_E)
 
-    def _draw(self, probs_RV: Tensor, certain_RV: Tensor, words_R: Tensor) -> tuple[Tensor, Tensor]:
-        """Rows and ids drawn: where the running sum of chances, begun at a uniform offset, passes a whole number."""
-        num_rows, num_tokens = probs_RV.shape
+    def _draw(self, rows: Rows, row_C: Tensor, id_C: Tensor) -> tuple[Tensor, Tensor]:
+        """Rows and ids drawn: where the running sum of chances, begun at a uniform offset, passes a whole number.
+
+        Entries (``row_C``, ``id_C``) are not drawn.
+        """
+        num_rows, num_tokens = rows.probs_RV.shape
         num_groups = -(-num_tokens // _GROUP)
-        chance_RV = torch.empty(num_rows, num_groups * _GROUP, dtype=torch.int64, device=probs_RV.device)
-        chance_RV[:, :num_tokens] = (probs_RV * (_FIXED_POINT / self.theta)).masked_fill_(certain_RV, 0.0)
+        chance_RV = rows.probs_RV.new_empty(num_rows, num_groups * _GROUP, dtype=torch.int64)
+        chance_RV[:, :num_tokens] = rows.probs_RV * (_FIXED_POINT / self.theta)
         chance_RV[:, num_tokens:] = 0
+        chance_RV[row_C, id_C] = 0
         chance_RGX = chance_RV.view(num_rows, num_groups, _GROUP)
-        offset_R1 = (words_R[:, None] >> 24) & (_FIXED_POINT - 1)
+        offset_R1 = (rows.words_R[:, None] >> 24) & (_FIXED_POINT - 1)
         sum_RG = chance_RGX.sum(-1)
         end_RG = sum_RG.cumsum(-1) + offset_R1
         begin_RG = end_RG - sum_RG

@@ -62,7 +62,7 @@ def test_large_blocks_are_sampled_throughout(
 
     def counted(ids: object, positions: object) -> object:
         seen.append(len(positions))  # type: ignore[arg-type]
-        return hidden(ids, positions)  # type: ignore[arg-type]
+        return hidden(ids, positions)
 
     monkeypatch.setattr(teacher, "hidden", counted)
     some = resolve_theta(teacher, tokens, _WINDOWS, 64, 12.0)

@@ -142,7 +142,7 @@ def test_threshold_sums_are_unbiased_and_weights_vary_less_than_poisson() -> Non
 
 def test_threshold_draws_as_one_running_sum() -> None:
     # The reference draws with one exact running sum over the whole vocabulary, at widths around those of the groups.
-    for vocab_size in (1, 2, 63, 64, 65, 128, 1000):
+    for vocab_size in (1, 2, 31, 32, 33, 64, 1000):
         logits = 2 * torch.randn(50, vocab_size, generator=torch.Generator().manual_seed(vocab_size))
         rows = _rows(logits, logits.argmin(-1))
         theta = 0.02
