@@ -9,12 +9,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
+from logitstore.attention import attention_implementation
 from logitstore.consumer.batches import Batch
 from logitstore.errors import ConfigError, ModelError, StorageError, TokenizerError
 from logitstore.heads import LogitTransform
@@ -47,7 +49,7 @@ class Student:
             chat_template: Jinja text to take instead of the tokenizer's own.
 
         Raises:
-            ModelError: it cannot be loaded, or its logits are not its head's output on its hidden states.
+            ModelError: it cannot be loaded whole, or its logits are not its head's output on its hidden states.
             TokenizerError: the tokenizer has ids that the model does not.
         """
         name, revision = split_model(model)
@@ -56,16 +58,25 @@ class Student:
             raise ModelError(f"{folder}: no config.json there: expected a model folder as save_pretrained writes it")
         tokenizer = Tokenizer.from_folder(str(folder), chat_template)
         try:
-            loaded = AutoModelForCausalLM.from_pretrained(
+            loaded: Any = AutoModelForCausalLM.from_pretrained(
                 folder,
                 dtype=torch.float32,
                 use_safetensors=True,
-                attn_implementation="sdpa",
+                attn_implementation=attention_implementation(json.loads((folder / "config.json").read_text())),
                 trust_remote_code=trust_code,
+                output_loading_info=True,
             )
         except Exception as error:  # whatever transformers, safetensors and the model's own code raise
             raise ModelError(f"{folder}: cannot load the student: {_reason(error)}") from error
-        return cls._of(loaded, tokenizer, folder, str(folder), chat_template)
+        # transformers makes up what it misses, at random, with no more than a warning.
+        loaded_model, report = loaded
+        missing = sorted(map(str, report["missing_keys"]))
+        if missing:
+            raise ModelError(
+                f"{folder}: its weights lack {len(missing)} of the model's tensors ({missing[0]}, ...): it was not "
+                "saved whole, or its configuration is another model's; --student-config begins at random"
+            )
+        return cls._of(loaded_model, tokenizer, folder, str(folder), chat_template)
 
     @classmethod
     def initialise(
@@ -88,7 +99,8 @@ class Student:
                 raise ValueError('it says no "model_type"')
             config = AutoConfig.for_model(**values)
             with _seeded(seed):
-                model = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa", dtype=torch.float32)
+                attention = attention_implementation(values)
+                model = AutoModelForCausalLM.from_config(config, attn_implementation=attention, dtype=torch.float32)
         except Exception as error:  # transformers checks a configuration's values in many places
             raise ConfigError(
                 f"--student-config {config_file}: not a usable model configuration: {_reason(error)}"

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
+from logitstore.attention import attention_implementation
 from logitstore.errors import ModelError
 from logitstore.heads import LogitTransform
 from logitstore.producer.fingerprint import read_config, weight_files
@@ -83,7 +84,7 @@ class Teacher:
                 folder,
                 dtype=torch_dtype(dtype),
                 use_safetensors=files[0].suffix == ".safetensors",
-                attn_implementation=_attention(folder),
+                attn_implementation=attention_implementation(read_config(folder)),
                 trust_remote_code=trust_code,
                 output_loading_info=True,
             )
@@ -177,14 +178,6 @@ def _text_config(folder: Path, trust_code: bool) -> Any:
         return AutoConfig.from_pretrained(folder, trust_remote_code=trust_code).get_text_config()
     except Exception as error:  # transformers checks a configuration's values in many places
         raise ModelError(f"{folder}: cannot read its configuration: {_first_line(error)}") from error
-
-
-def _attention(folder: Path) -> str | None:
-    """What to ask transformers for; by default it takes SDPA where the architecture allows it, else its own."""
-    config = read_config(folder)
-    # Some versions of transformers run Gemma 2 with SDPA, which leaves out the softcap of its attention.
-    capped = config.get("text_config", config).get("attn_logit_softcapping") is not None
-    return "eager" if capped else None
 
 
 def _first_line(error: Exception) -> str:
