@@ -6,7 +6,8 @@ from pathlib import Path
 
 from logitstore.errors import ModelError
 
-_FILES = ["*.json", "*.jinja", "*.safetensors", "tokenizer.model", "*.tiktoken"]
+# Modelling code is fetched too, but run by none but those who are told to trust it.
+_FILES = ["*.json", "*.jinja", "*.py", "*.safetensors", "tokenizer.model", "*.tiktoken"]
 _TOKENIZER_FILES = ["tokenizer*", "special_tokens_map.json", "*.jinja", "config.json"]
 
 
