@@ -135,7 +135,11 @@ def check_distinct(names: list[str]) -> None:
 
 
 def _label(tokenizer: str) -> str:
-    return Path(tokenizer.split("@")[0]).expanduser().resolve().name if Path(tokenizer).exists() else tokenizer
+    """A hub id as it is; of a folder, or a file in one, its name alone: where it lies is nobody's business."""
+    path = Path(tokenizer).expanduser().resolve()
+    if not path.exists():
+        return tokenizer
+    return path.parent.name if path.is_file() else path.name
 
 
 def _names(text: str) -> tuple[str, ...]:
