@@ -16,7 +16,7 @@ from logitstore.consumer.bins import Bin
 from logitstore.consumer.data import TeacherBlock, TrainingBlock
 from logitstore.consumer.projection import VocabularyClasses, class_of, project_rows
 from logitstore.consumer.rows import TeacherRows, partition_rows, sampled_rows
-from logitstore.sparse import STEP_NATS
+from logitstore.sparse import dequantise
 
 
 @dataclass(frozen=True)
@@ -196,11 +196,7 @@ def _entries(block: TeacherBlock, rows: np.ndarray) -> tuple[np.ndarray, np.ndar
     within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
     picked = np.repeat(begins, counts) + within
     # Only what was picked is decoded: a block has many times the entries of a bin.
-    return sparse.ids[picked], _nats(sparse.quanta[picked]), sparse.sampled[picked]
-
-
-def _nats(quanta: np.ndarray) -> np.ndarray:
-    return quanta.astype(np.float32) * np.float32(-STEP_NATS)
+    return sparse.ids[picked], dequantise(sparse.quanta[picked]), sparse.sampled[picked]
 
 
 def _likeliest_entry(ids_NK: Tensor, logprobs_NK: Tensor, sampled_NK: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ from logitstore.storage import Storage
 Recipe = Mapping[str, Any]
 
 WRITER = uuid.uuid4().hex
-"""Names this process in the records it creates, so that it knows its own write when the answer to it got lost."""
+"""Names this process in the records it creates, for people; ``text_columns.walk`` takes from it where to begin."""
 
 
 @dataclass(frozen=True)

@@ -30,11 +30,13 @@ SCALAR_COLUMNS = ("logprob", "rank", "argmax_id", "argmax_logprob", "entropy")
 
 @dataclass(frozen=True)
 class SparseSignal:
-    """Attributes:
-    rows: T rows.
-    rest: float32 [T, S], one column a temperature.
-    temperatures: S temperatures, in the order of the columns.
-    theta: of a ``threshold`` selection, else None.
+    """What a teacher said about the T tokens of a block, at S temperatures.
+
+    Attributes:
+        rows: T rows.
+        rest: float32 [T, S], nats, log of the sum of p^(1/T) over all tokens outside the row; one column a temperature.
+        temperatures: S temperatures, in the order of the columns.
+        theta: of a ``threshold`` selection, else None.
     """
 
     rows: SparseRows
@@ -44,11 +46,18 @@ class SparseSignal:
 
 
 def scalar_columns(temperatures: tuple[float, ...]) -> list[str]:
+    """Names of the columns; ``log_z_ratio@T`` is the log of the sum of p^(1/T) over the vocabulary, nats."""
     return [*SCALAR_COLUMNS, *(f"log_z_ratio@{temperature:g}" for temperature in temperatures if temperature != 1.0)]
 
 
 def stage_scalars(values: np.ndarray, scored: np.ndarray, temperatures: tuple[float, ...]) -> StagedPart:
-    """Args: ``values`` float32 [T, S] in the order of ``scalar_columns``; ``scored`` bool [T]."""
+    """A part of scalars, rounded; NaN where not scored.
+
+    Args:
+        values: float32 [T, S] in the order of ``scalar_columns``.
+        scored: bool [T].
+        temperatures: 1.0 first.
+    """
     attributes = {
         "columns": scalar_columns(temperatures),
         "unit": "nat",
@@ -64,6 +73,7 @@ def stage_scalars(values: np.ndarray, scored: np.ndarray, temperatures: tuple[fl
 
 
 def stage_sparse(signal: SparseSignal) -> StagedPart:
+    """A part of sparse rows and the rounded mass outside them."""
     entry = "bits 0-31 token id, 32-47 -log p / step_nats, 48 sampled; all ones: fill; column 0: the realised token"
     attributes: dict[str, Any] = {
         "entry": entry,
@@ -86,6 +96,11 @@ def stage_sparse(signal: SparseSignal) -> StagedPart:
 
 
 def read_sparse(part: Part) -> SparseSignal:
+    """The signal that ``stage_sparse`` wrote.
+
+    Raises:
+        DamageError: see ``Part.array``.
+    """
     return SparseSignal(
         part.sparse(),
         part.array("rest"),

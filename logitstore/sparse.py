@@ -63,7 +63,7 @@ class SparseRows:
 
     def logprobs(self) -> np.ndarray:
         """float32 [E], nats, normalised over the whole vocabulary, each within ``STEP_NATS / 2``."""
-        return self.quanta.astype(np.float32) * np.float32(-STEP_NATS)
+        return dequantise(self.quanta)
 
     def slice_rows(self, begin: int, end: int) -> SparseRows:
         first, last = self.offsets[begin], self.offsets[end]
@@ -121,6 +121,11 @@ class SparseRows:
 def quantise(logprobs: np.ndarray) -> np.ndarray:
     """uint16 quanta of log-probs in nats (any shape); values below -4096 nats are clipped to it."""
     return np.clip(np.rint(logprobs * (-1 / STEP_NATS)), 0, MAX_QUANTA).astype(np.uint16)
+
+
+def dequantise(quanta: np.ndarray) -> np.ndarray:
+    """float32 log-probs in nats of uint16 quanta (any shape)."""
+    return quanta.astype(np.float32) * np.float32(-STEP_NATS)
 
 
 def offsets_of(counts: np.ndarray) -> np.ndarray:
