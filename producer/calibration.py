@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from logitstore.producer.packing import PackedBatch, Windows, pack
+from logitstore.producer.selection import MIN_THETA
 from logitstore.producer.teacher import Teacher
 from logitstore.token_parts import TokenBlock
 
@@ -18,6 +19,7 @@ _CALIBRATION_TOKENS = 8192
 _CHUNK_ROWS = 256
 # Two significant figures are plenty, and keep a theta from depending on the last bits of a forward pass.
 _GRID = np.unique([float(f"{theta:.2g}") for theta in np.geomspace(1e-5, 0.9, 400)])
+_GRID = _GRID[_GRID >= MIN_THETA]
 
 
 def resolve_theta(teacher: Teacher, tokens: TokenBlock, windows: Windows, batch_tokens: int, entries: float) -> float:

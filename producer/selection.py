@@ -18,6 +18,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from logitstore.codecs.sparse_rows import MAX_ROW_ENTRIES
 from logitstore.digests import decimal
 from logitstore.errors import ConfigError
 
@@ -27,6 +28,12 @@ _FIXED_POINT = 1 << _FIXED_POINT_BITS
 # Running sums are taken within the groups of this many tokens where a draw falls, and over the sums of groups: a
 # running sum over the whole vocabulary would cost more than all the rest of a selection.
 _GROUP = 32
+
+
+MAX_K = MAX_ROW_ENTRIES - 1
+"""The realised token is kept besides."""
+MIN_THETA = 2e-5
+"""A row has at most 1 / theta + 3 entries: what is likely, what is drawn, the realised token and the argmax."""
 
 
 class Rows(NamedTuple):
@@ -142,16 +149,16 @@ def parse_selection(text: str, seed: int = 0) -> Policy | ThresholdBudget:
     """
     name, _, value = text.partition(":")
     try:
-        if name == "topk" and int(value) >= 1:
+        if name == "topk" and 1 <= int(value) <= MAX_K:
             return TopK(int(value))
-        if name == "threshold" and 0 < float(value) < math.inf:
+        if name == "threshold" and MIN_THETA <= float(value) < math.inf:
             number = float(value)
             return Threshold(number, seed) if number < 1 else ThresholdBudget(number, seed)
     except ValueError:
         pass
     raise ConfigError(
-        f"--select {text!r}: expected topk:K (K >= 1), threshold:N (N >= 1 entries on average) or threshold:THETA "
-        "(0 < THETA < 1)"
+        f"--select {text!r}: expected topk:K (1 <= K <= {MAX_K}), threshold:N (N >= 1 entries on average) or "
+        f"threshold:THETA ({MIN_THETA:g} <= THETA < 1)"
     )
 
 

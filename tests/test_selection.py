@@ -9,9 +9,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from logitstore.codecs.sparse_rows import MAX_ROW_ENTRIES
 from logitstore.counter_random import uniform_words
 from logitstore.errors import ConfigError
-from logitstore.producer.selection import Entries, Policy, Rows, Threshold, ThresholdBudget, TopK, parse_selection
+from logitstore.producer.selection import (
+    MAX_K,
+    MIN_THETA,
+    Entries,
+    Policy,
+    Rows,
+    Threshold,
+    ThresholdBudget,
+    TopK,
+    parse_selection,
+)
 
 
 def _rows(logits_RV: Tensor, realised_R: Tensor | None = None, words_R: Tensor | None = None) -> Rows:
@@ -179,6 +190,14 @@ def test_threshold_of_smallest_theta_keeps_all_that_is_likely() -> None:
 # parsing
 
 
+@pytest.mark.parametrize("text", [f"topk:{MAX_K}", f"threshold:{MIN_THETA}"])
+def test_longest_row_that_may_be_asked_for_fits_the_codec(text: str) -> None:
+    policy = parse_selection(text)
+    assert not isinstance(policy, ThresholdBudget)
+    rows = _rows(torch.zeros(1, 1 << 17), torch.full((1,), (1 << 17) - 1))
+    assert len(policy.select(rows).id_E) <= MAX_ROW_ENTRIES
+
+
 def test_selection_parsed() -> None:
     assert parse_selection("topk:64") == TopK(64)
     assert parse_selection("threshold:0.01", 7) == Threshold(0.01, 7)
@@ -187,7 +206,11 @@ def test_selection_parsed() -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["topk", "topk:0", "topk:1.5", "threshold:0", "threshold:-1", "threshold:nan", "threshold:inf", "x"],
+    [
+        *("topk", "topk:0", "topk:1.5", "topk:65535"),
+        *("threshold:0", "threshold:-1", "threshold:nan", "threshold:inf", "threshold:1e-5"),
+        "x",
+    ],
 )
 def test_selection_refused_unless_known(text: str) -> None:
     with pytest.raises(ConfigError, match="--select"):
