@@ -384,18 +384,10 @@ def _save_bf16_teacher(world: _World, folder: Path, hidden_size: int, num_layers
     )
 
 
-def test_killed_bf16_run_is_bitwise_the_same(world: _World, tmp_path: Path) -> None:
-    _save_bf16_teacher(world, tmp_path / "bf16", 256, 1)
-    corpus = _write_corpus(tmp_path / "few.jsonl", range(8))
-    whole, killed = (_bf16_run(tmp_path / f"store{n}", n, corpus) for n in (None, 25))
-    assert whole == killed
-
-
-@pytest.mark.slow
 def test_killed_bf16_run_of_width_1024_is_bitwise_the_same(world: _World, tmp_path: Path) -> None:
     """At this width, bf16 results do differ between batch shapes."""
     _save_bf16_teacher(world, tmp_path / "bf16", 1024, 2)
-    corpus = _write_corpus(tmp_path / "few.jsonl", range(16))
+    corpus = _write_corpus(tmp_path / "few.jsonl", range(12))
     whole, *killed = (_bf16_run(tmp_path / f"store{n}", n, corpus) for n in (None, 20, 42))
     assert set(killed) == {whole}
 
