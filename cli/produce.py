@@ -102,7 +102,7 @@ def produce(
             held_out=held_out,
             block_bytes=block_bytes,
         )
-        report = run(opened, dataset, digest, requests, students, config, bar)
+        report = run(opened, dataset, digest, requests, students, config, bar, replaces_plan=bool(data))
     seconds = time.monotonic() - began
     if as_json:
         values = {

@@ -14,6 +14,7 @@ import torch
 
 from logitstore.columns import Template, find_answers, next_manifest
 from logitstore.errors import ConfigError
+from logitstore.manifest import Manifest
 from logitstore.plan import Plan
 from logitstore.producer.packing import Windows
 from logitstore.producer.request import ProduceConfig, TeacherRequest, execution
@@ -48,6 +49,8 @@ def produce(
     student_tokenizers: list[tuple[str, Tokenizer]],
     config: ProduceConfig,
     progress: ProduceProgress,
+    *,
+    replaces_plan: bool = True,
 ) -> ProduceReport:
     """Answer every recipe of the plan and publish the dataset's next version.
 
@@ -59,6 +62,8 @@ def produce(
         student_tokenizers: (label, tokenizer) to align with every teacher's.
         config: how teachers are run.
         progress: told of every batch and block.
+        replaces_plan: whether this plan becomes the dataset's. A run that was named no corpus has none to say, and must
+            not undo what another one added meanwhile: blocks that are new by then are holes until the next run.
 
     Raises:
         ConfigError: two teachers have one name, or are one model.
@@ -80,7 +85,12 @@ def produce(
         requested |= scorer.requested
         num_blocks, num_tokens = num_blocks + scorer.num_scored_blocks, num_tokens + scorer.num_forward_tokens
         del scorer  # and its model: the next one may need the room
-    version = store.publish(dataset, lambda current: next_manifest(store, current, plan_digest, requested))
+
+    def change(current: Manifest | None) -> Manifest:
+        wanted = plan_digest if current is None or replaces_plan else current.plan_digest
+        return next_manifest(store, current, wanted, requested)
+
+    version = store.publish(dataset, change)
     return ProduceReport(version, num_blocks, num_tokens)
 
 

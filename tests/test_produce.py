@@ -384,6 +384,18 @@ def _save_bf16_teacher(world: _World, folder: Path, hidden_size: int, num_layers
     )
 
 
+def test_run_that_was_named_no_corpus_keeps_the_growth_of_another(world: _World, tmp_path: Path) -> None:
+    teacher, config = f"t={world.teacher}", _config()
+    few, more = (_write_corpus(tmp_path / f"{n}.jsonl", range(n)) for n in (8, 16))
+    _, before = _produce(tmp_path / "store", few, [teacher])
+    store, grown = _produce(tmp_path / "store", more, [teacher])
+    old, new = before.dataset.manifest.plan_digest, grown.dataset.manifest.plan_digest
+    requests = [TeacherRequest.parse(teacher, config)]
+    late = produce(store, "d", old, requests, [], config, _Progress(), replaces_plan=False)
+    assert old != new == late.dataset.manifest.plan_digest
+    assert late.dataset.manifest.identity == grown.dataset.manifest.identity
+
+
 def test_killed_bf16_run_of_width_1024_is_bitwise_the_same(world: _World, tmp_path: Path) -> None:
     """At this width, bf16 results do differ between batch shapes."""
     _save_bf16_teacher(world, tmp_path / "bf16", 1024, 2)
