@@ -115,7 +115,7 @@ def _show_document(view: DocumentView) -> None:
         for text, logprob, sampled in token.candidates[:_CANDIDATES]:
             style = "bold green" if text == token.text else ""
             shown.append(_quoted(text), style=style).append(
-                f"{'~' if sampled else ' '}{_percent(logprob)}  ", style="dim"
+                f"{'~' if sampled else ' '}{'' if logprob is None else _percent(logprob)}  ", style="dim"
             )
         if len(token.candidates) > _CANDIDATES:
             shown.append(f"+{len(token.candidates) - _CANDIDATES}", style="dim")

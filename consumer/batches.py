@@ -147,20 +147,20 @@ def _teacher_batch(
     row_of = [block.row_of[tokens] for block, tokens in found]
     counts = np.concatenate([_counts(block, rows) for (block, _), rows in zip(found, row_of, strict=True)])
     slots = np.arange(max(1, counts.max(initial=0)))[None, :] < counts[:, None]
-    ids, logprobs, sampled = (np.full(slots.shape, fill, kind) for fill, kind in _FILLS)
+    ids, logprobs, draws = (np.full(slots.shape, fill, kind) for fill, kind in _FILLS)
     flat = [_entries(block, rows) for (block, _), rows in zip(found, row_of, strict=True)]
-    for table, parts in zip((ids, logprobs, sampled), zip(*flat, strict=True), strict=True):
+    for table, parts in zip((ids, logprobs, draws), zip(*flat, strict=True), strict=True):
         table[slots] = np.concatenate(parts)
-    tensors = [torch.from_numpy(table) for table in (ids, logprobs, sampled)]
-    theta = found[0][0].signal.theta
-    if theta is None:
+    tensors = [torch.from_numpy(table) for table in (ids, logprobs, draws)]
+    draw_weight = found[0][0].signal.draw_weight
+    if draw_weight is None:
         column = found[0][0].signal.temperatures.index(temperature)
         rest = np.concatenate(
             [_at(b.signal.rest[:, column], r, -np.inf) for (b, _), r in zip(found, row_of, strict=True)]
         )
         rows = partition_rows(tensors[0], tensors[1], torch.from_numpy(rest), temperature)
     else:
-        rows = sampled_rows(tensors[0], tensors[1], tensors[2], theta, temperature)
+        rows = sampled_rows(tensors[0], tensors[1], tensors[2], draw_weight, temperature)
     has_row = torch.from_numpy(counts > 0)
     if classes is not None:
         teacher_class = torch.from_numpy(classes.teacher_class)
@@ -181,7 +181,7 @@ def _teacher_batch(
     return TeacherBatch(rows, has_row, entropy, logprob, likeliest.masked_fill(~has_row, -1))
 
 
-_FILLS = ((-1, np.int64), (-np.inf, np.float32), (False, bool))
+_FILLS = ((-1, np.int64), (-np.inf, np.float32), (0, np.int32))
 
 
 def _counts(block: TeacherBlock, rows: np.ndarray) -> np.ndarray:
@@ -190,21 +190,21 @@ def _counts(block: TeacherBlock, rows: np.ndarray) -> np.ndarray:
 
 
 def _entries(block: TeacherBlock, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Ids, log-probs and sampled flags of the entries of some rows, concatenated."""
+    """Ids, log-probs and draws of the entries of some rows, concatenated."""
     sparse, kept = block.signal.rows, rows[rows >= 0]
     begins, counts = sparse.offsets[kept], sparse.offsets[kept + 1] - sparse.offsets[kept]
     within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
     picked = np.repeat(begins, counts) + within
     # Only what was picked is decoded: a block has many times the entries of a bin.
-    return sparse.ids[picked], dequantise(sparse.quanta[picked]), sparse.sampled[picked]
+    return sparse.ids[picked], dequantise(sparse.quanta[picked], sparse.step_nats), sparse.draws[picked]
 
 
-def _likeliest_entry(ids_NK: Tensor, logprobs_NK: Tensor, sampled_NK: Tensor) -> Tensor:
+def _likeliest_entry(ids_NK: Tensor, logprobs_NK: Tensor, draws_NK: Tensor) -> Tensor:
     """int64 [N]: the likeliest token, which every selection keeps for certain; ties by id.
 
     Not the entry of most mass: where the distribution is flat, a sampled one weighs more than the likeliest.
     """
-    certain_NK = logprobs_NK.masked_fill(sampled_NK, -torch.inf)
+    certain_NK = logprobs_NK.masked_fill(draws_NK > 0, -torch.inf)
     is_top_NK = (certain_NK == certain_NK.amax(-1, keepdim=True)) & (ids_NK >= 0)
     likeliest_N = ids_NK.masked_fill(~is_top_NK, torch.iinfo(torch.int64).max).amin(-1)
     return likeliest_N.masked_fill(~is_top_NK.any(-1), -1)

@@ -6,9 +6,9 @@ different numbers from it:
 - top-k: the row is exact and comes with the log mass outside it, so it is a *partition* {listed, rest} of the teacher's
   distribution, at any temperature for which that mass was stored. It is renormalised here by its own sum, so that the
   rounding of stored log-probs cannot make a divergence negative.
-- threshold: entries with p >= theta are there for certain and weigh p, the others were drawn with inclusion probability
-  p / theta and weigh theta. The weights are an *unbiased* estimate of the distribution, not a distribution: they sum to
-  1 only in expectation, and must not be renormalised.
+- sampled: some entries are there for certain and weigh p, the others stand for n draws and weigh n times the weight of
+  a draw. The weights are an *unbiased* estimate of the distribution, not a distribution: they sum to 1 only in
+  expectation, and must not be renormalised.
 
 Both are log masses by cell, so that projection to another vocabulary merges them in the same way.
 
@@ -98,26 +98,29 @@ def partition_rows(ids_NK: Tensor, logprobs_NK: Tensor, log_rest_N: Tensor, temp
 
 
 def sampled_rows(
-    ids_NK: Tensor, logprobs_NK: Tensor, sampled_NK: Tensor, theta: float, temperature: float = 1.0
+    ids_NK: Tensor, logprobs_NK: Tensor, draws_NK: Tensor, draw_weight: float, temperature: float = 1.0
 ) -> TeacherRows:
-    """Rows of a threshold selection: certain entries weigh their probability, sampled ones theta.
+    """Rows of a selection that samples: certain entries weigh their probability, sampled ones what their draws weigh.
 
-    An entry drawn with probability p / theta has weight p / (p / theta) = theta (Horvitz and Thompson, 1952).
+    Where n draws are expected p / draw_weight times, n * draw_weight is p in expectation: with ``threshold``, one draw
+    with inclusion probability p / theta weighs theta (Horvitz and Thompson, 1952); with ``sample:N``, n out of N draws
+    with replacement weigh n / N (Hansen and Hurwitz, 1943).
 
     Args:
         ids_NK: [N, K] int64, distinct within a row, -1 for fill.
         logprobs_NK: [N, K] nats over the whole vocabulary; ignored at sampled entries and fill.
-        sampled_NK: [N, K] bool, True where the entry was drawn.
-        theta: the threshold, a probability.
+        draws_NK: [N, K] integers, 0 where the entry is there for certain.
+        draw_weight: weight of a draw.
         temperature: of the objective; only 1 can be served.
 
     Raises:
-        ConfigError: another temperature, or a theta that is no probability.
+        ConfigError: another temperature, or a weight that is no probability.
     """
-    if not 0.0 < theta <= 1.0:
-        raise ConfigError(f"the threshold is {theta}, expected a probability in (0, 1]")
+    if not 0.0 < draw_weight <= 1.0:
+        raise ConfigError(f"the weight of a draw is {draw_weight}, expected a number in (0, 1]")
     require_unit_temperature(temperature)
-    log_weights_NK = logprobs_NK.float().masked_fill(sampled_NK, math.log(theta))
+    log_draws_NK = draws_NK.float().log() + math.log(draw_weight)
+    log_weights_NK = torch.where(draws_NK > 0, log_draws_NK, logprobs_NK.float())
     return TeacherRows(ids_NK, log_weights_NK.masked_fill(ids_NK < 0, -math.inf), None)
 
 
@@ -129,7 +132,7 @@ def require_unit_temperature(temperature: float) -> None:
     """
     if temperature != 1.0:
         raise ConfigError(
-            f"temperature {temperature:g} cannot be served from a threshold signal: its entries were drawn at "
+            f"temperature {temperature:g} cannot be served from sampled entries: they were drawn at "
             "temperature 1, and reweighting them multiplies the gradient's variance by 10 at temperature 1.5 and by "
             "hundreds at 2. Train at temperature 1, or produce a top-k signal"
         )

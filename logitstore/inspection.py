@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,12 +61,12 @@ class TokenView:
     Attributes:
         text: printable.
         logprob: of the token, nats; None where the teacher said nothing.
-        candidates: (printable token, log-prob, whether sampled), in the stored order.
+        candidates: (printable token, log-prob or None if not stored, whether sampled), the likeliest first.
     """
 
     text: str
     logprob: float | None
-    candidates: tuple[tuple[str, float, bool], ...]
+    candidates: tuple[tuple[str, float | None, bool], ...]
 
 
 @dataclass(frozen=True)
@@ -101,19 +102,16 @@ def view_document(store: Store, version: DatasetVersion, number: int, teacher: s
     begin, end = int(tokens.begins[within]), int(tokens.ends[within])
     rows = read_sparse(part).rows.slice_rows(begin, end)
     tokenizer = stored_tokenizer(store, manifest, tokens_column.id)
-    logprobs = rows.logprobs()
+    logprobs = [None if math.isnan(logprob) else logprob for logprob in rows.logprobs().tolist()]
     views = []
     for row, token in enumerate(tokens.ids[begin:end].tolist()):
         first, last = rows.offsets[row], rows.offsets[row + 1]
         candidates = tuple(
-            (tokenizer.token_text(int(rows.ids[n])), float(logprobs[n]), bool(rows.sampled[n]))
-            for n in range(first, last)
+            (tokenizer.token_text(int(rows.ids[n])), logprobs[n], bool(rows.sampled[n])) for n in range(first, last)
         )
         # Column 0 is the realised token itself; among the candidates it takes its place by log-prob.
-        candidates = tuple(sorted(candidates, key=lambda candidate: -candidate[1]))
-        views.append(
-            TokenView(tokenizer.token_text(token), float(logprobs[first]) if last > first else None, candidates)
-        )
+        candidates = tuple(sorted(candidates, key=lambda found: math.inf if found[1] is None else -found[1]))
+        views.append(TokenView(tokenizer.token_text(token), logprobs[first] if last > first else None, candidates))
     plan_block = manifest.plan.blocks[block]
     source = manifest.plan.sources[plan_block.sources[within]]
     return DocumentView(signal.label, block, source, store.storage.child_url(part.path), tuple(views))

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -30,7 +30,7 @@ from logitstore.codecs.shard import decode_sparse_shard, encode_sparse_shard
 from logitstore.codecs.sparse_rows import CODEC_NAME, SparseRowsCodec
 from logitstore.digests import digest_arrays, digest_bytes
 from logitstore.errors import DamageError, StorageError, StoreError
-from logitstore.sparse import FILL, SparseRows
+from logitstore.sparse import DEFAULT_STEP_NATS, FILL, SparseRows
 from logitstore.storage import Storage
 
 FORMAT = 1
@@ -172,7 +172,8 @@ class Part:
         try:
             num_rows, width = metadata["shape"]
             chunk_rows, _ = metadata["codecs"][0]["configuration"]["chunk_shape"]
-            return decode_sparse_shard(objects[f"{name}/c/0/0"], num_rows, chunk_rows, width)
+            rows = decode_sparse_shard(objects[f"{name}/c/0/0"], num_rows, chunk_rows, width)
+            return replace(rows, step_nats=float(metadata["attributes"].get("step_nats", DEFAULT_STEP_NATS)))
         except (DamageError, LookupError, ValueError) as error:
             raise DamageError(f"{self._where(name)}: {error}; run `logitstore verify`") from error
 

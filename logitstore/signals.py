@@ -20,12 +20,17 @@ from typing import Any
 
 import numpy as np
 
+from logitstore.digests import decimal
 from logitstore.parts import ArrayToStore, Part, StagedPart, stage
-from logitstore.sparse import STEP_NATS, SparseRows
+from logitstore.sparse import DEFAULT_STEP_NATS, SparseRows
 
 SIGNALS = ("scalars", "sparse")
 SCALAR_COLUMNS = ("logprob", "rank", "argmax_id", "argmax_logprob", "entropy")
 """Log-prob and rank (0: most likely; ties by id) of the realised token, likeliest token, its log-prob, entropy."""
+
+WHOLE_NUMBERS = frozenset({"rank", "argmax_id"})
+"""Scalar columns that are stored as they are; all others are nats, in steps of ``SCALAR_STEP_NATS``."""
+SCALAR_STEP_NATS = DEFAULT_STEP_NATS
 
 
 @dataclass(frozen=True)
@@ -36,13 +41,13 @@ class SparseSignal:
         rows: T rows.
         rest: float32 [T, S], nats, log of the sum of p^(1/T) over all tokens outside the row; one column a temperature.
         temperatures: S temperatures, in the order of the columns.
-        theta: of a ``threshold`` selection, else None.
+        draw_weight: weight of one draw of a sampled entry: theta of ``threshold``, 1 / N of ``sample``; else None.
     """
 
     rows: SparseRows
     rest: np.ndarray
     temperatures: tuple[float, ...]
-    theta: float | None
+    draw_weight: float | None
 
 
 def scalar_columns(temperatures: tuple[float, ...]) -> list[str]:
@@ -58,39 +63,45 @@ def stage_scalars(values: np.ndarray, scored: np.ndarray, temperatures: tuple[fl
         scored: bool [T].
         temperatures: 1.0 first.
     """
-    attributes = {
+    attributes: dict[str, Any] = {
         "columns": scalar_columns(temperatures),
         "unit": "nat",
-        "error_nats": STEP_NATS / 2,
+        "step_nats": decimal(SCALAR_STEP_NATS),
+        "error_nats": SCALAR_STEP_NATS / 2,
     }
-    arrays = {
-        "scalars": ArrayToStore(
-            np.where(scored[:, None], quantise_nats(values), np.nan).astype(np.float32), attributes
-        ),
-        "scored": ArrayToStore(scored),
-    }
+    rounded = quantise_nats(values, SCALAR_STEP_NATS)
+    for number, column in enumerate(attributes["columns"]):
+        if column in WHOLE_NUMBERS:
+            rounded[:, number] = values[:, number]
+    rounded[~scored] = np.nan
+    arrays = {"scalars": ArrayToStore(rounded, attributes), "scored": ArrayToStore(scored)}
     return stage("signal", arrays, {"signal": "scalars"})
 
 
 def stage_sparse(signal: SparseSignal) -> StagedPart:
     """A part of sparse rows and the rounded mass outside them."""
-    entry = "bits 0-31 token id, 32-47 -log p / step_nats, 48 sampled; all ones: fill; column 0: the realised token"
+    step_nats = signal.rows.step_nats
+    entry = (
+        "bits 0-31 token id, 32-47 -log p / step_nats (65535: not stored), 48-63 draws (0: certain, weight p; n: "
+        "weight n * draw_weight); all ones: fill; column 0: the realised token"
+    )
     attributes: dict[str, Any] = {
         "entry": entry,
         "unit": "nat",
-        "step_nats": STEP_NATS,
-        "error_nats": STEP_NATS / 2,
-        "theta": signal.theta,
+        "step_nats": decimal(step_nats),
+        "error_nats": step_nats / 2,
+        "draw_weight": None if signal.draw_weight is None else decimal(signal.draw_weight),
     }
     rest_attributes = {
         "columns": [f"log_rest@{temperature:g}" for temperature in signal.temperatures],
         "temperatures": list(signal.temperatures),
         "unit": "nat",
-        "error_nats": STEP_NATS / 2,
+        "step_nats": decimal(step_nats),
+        "error_nats": step_nats / 2,
     }
     arrays = {
         "sparse": ArrayToStore(signal.rows, attributes),
-        "rest": ArrayToStore(quantise_nats(signal.rest), rest_attributes),
+        "rest": ArrayToStore(quantise_nats(signal.rest, step_nats), rest_attributes),
     }
     return stage("signal", arrays, {"signal": "sparse"})
 
@@ -101,11 +112,12 @@ def read_sparse(part: Part) -> SparseSignal:
     Raises:
         DamageError: see ``Part.array``.
     """
+    weight = part.attributes("sparse")["draw_weight"]
     return SparseSignal(
         part.sparse(),
         part.array("rest"),
         tuple(part.attributes("rest")["temperatures"]),
-        part.attributes("sparse")["theta"],
+        None if weight is None else float(weight),
     )
 
 
@@ -115,6 +127,6 @@ def read_scalars(part: Part) -> tuple[dict[str, np.ndarray], np.ndarray]:
     return {name: values[:, number] for number, name in enumerate(columns)}, part.array("scored")
 
 
-def quantise_nats(values: np.ndarray) -> np.ndarray:
-    """Rounded to multiples of ``STEP_NATS``; whole numbers (ids, ranks) stay themselves."""
-    return (np.rint(values / STEP_NATS) * STEP_NATS).astype(np.float32)
+def quantise_nats(values: np.ndarray, step_nats: float) -> np.ndarray:
+    """float32, rounded to multiples of ``step_nats``: a whole number times it, in float32."""
+    return np.rint(values / step_nats).astype(np.float32) * np.float32(step_nats)

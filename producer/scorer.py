@@ -21,7 +21,7 @@ from logitstore.producer.selection import Policy, Threshold, ThresholdBudget
 from logitstore.producer.teacher import Teacher
 from logitstore.recipes import Answer, Recipe
 from logitstore.signals import stage_scalars, stage_sparse
-from logitstore.sparse import STEP_NATS
+from logitstore.sparse import DEFAULT_STEP_NATS
 from logitstore.store import Store
 from logitstore.text_columns import TextColumns
 from logitstore.text_parts import read_documents_of
@@ -120,7 +120,7 @@ class Scorer:
             "tokens": self._tokens,
             "windows": self._request.windows.to_json(),
             "dtype": self._config.resolved_dtype(self._device),
-            "step_nats": decimal(STEP_NATS),
+            "step_nats": decimal(DEFAULT_STEP_NATS),
             **execution(self._config, self._device, self._batch_tokens),
         }
 

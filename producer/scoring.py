@@ -18,7 +18,7 @@ from logitstore.producer.packing import Windows, pack
 from logitstore.producer.selection import Entries, Policy, Rows
 from logitstore.producer.teacher import Teacher
 from logitstore.signals import SparseSignal, scalar_columns
-from logitstore.sparse import MAX_QUANTA, STEP_NATS, SparseRows, offsets_of
+from logitstore.sparse import DEFAULT_STEP_NATS, MAX_QUANTA, SparseRows, offsets_of
 from logitstore.token_parts import TokenBlock
 
 _CHUNK_LOGITS = {"cpu": 1 << 20, "cuda": 1 << 26}
@@ -28,11 +28,8 @@ _TINY_MASS = 1e-35
 """Below this, sums of float32 probabilities lose what underflows."""
 
 # An entry as one integer that sorts into the stored order: row, whether it is not the realised token, quanta, id; last,
-# whether it was sampled.
-_ID_SHIFT, _ID_BITS = 1, 24
-_QUANTA_SHIFT = _ID_SHIFT + _ID_BITS
-_OTHER_SHIFT = _QUANTA_SHIFT + 16
-_ROW_SHIFT = _OTHER_SHIFT + 1
+# its draws. Rows and ids take at most 28 bits together, since a chunk has at most 2^26 logits or a single row.
+_ID_SHIFT = 16
 
 
 @dataclass(frozen=True)
@@ -99,7 +96,7 @@ def score_block(
                 found.append((rows, entries))
         scored[batch.rows] = True
         progress(len(batch.ids))
-    sparse = None if policy is None else SparseSignal(_assemble(tokens, found), rest, temperatures, policy.theta)
+    sparse = None if policy is None else SparseSignal(_assemble(tokens, found), rest, temperatures, policy.draw_weight)
     return ScoredBlock(scalars, scored, sparse)
 
 
@@ -131,7 +128,7 @@ def _score_rows(
         return scalars, None
     chosen = policy.select(Rows(logits_RV, probs_RV, argmax_R, realised_R, words_R))
     logprob_E = logits_RV[chosen.row_E, chosen.id_E].float() - log_z_R[chosen.row_E]
-    entries = _in_stored_order(chosen, logprob_E, realised_R)
+    entries = _in_stored_order(chosen, logprob_E, realised_R, logits_RV.shape[-1])
     rest_RS = _log_rests(logits_RV, probs_RV, log_z_R, chosen, temperatures)
     return scalars, (entries, rest_RS.cpu().numpy())
 
@@ -196,24 +193,28 @@ def _scaled_logprobs(logits_RV: Tensor, log_z_R: Tensor, temperature: float) -> 
     return (logits_RV.float() - log_z_R[:, None]) / temperature
 
 
-def _in_stored_order(chosen: Entries, logprob_E: Tensor, realised_R: Tensor) -> SparseRows:
+def _in_stored_order(chosen: Entries, logprob_E: Tensor, realised_R: Tensor, vocabulary_size: int) -> SparseRows:
     """The entries of a chunk by row, the realised token first, then by (quanta, id)."""
-    quanta_E = (logprob_E * (-1 / STEP_NATS)).round().clamp(0, MAX_QUANTA).to(torch.int64)
+    id_bits = vocabulary_size.bit_length()
+    quanta_shift = _ID_SHIFT + id_bits
+    other_shift = quanta_shift + 16
+    row_shift = other_shift + 1
+    quanta_E = (logprob_E * (-1 / DEFAULT_STEP_NATS)).round().clamp(0, MAX_QUANTA).to(torch.int64)
     other_E = (chosen.id_E != realised_R[chosen.row_E]).to(torch.int64)
     key_E = (
-        (chosen.row_E << _ROW_SHIFT)
-        | (other_E << _OTHER_SHIFT)
-        | (quanta_E << _QUANTA_SHIFT)
+        (chosen.row_E << row_shift)
+        | (other_E << other_shift)
+        | (quanta_E << quanta_shift)
         | (chosen.id_E << _ID_SHIFT)
-        | chosen.sampled_E
+        | chosen.draws_E
     )
     # NumPy sorts several times faster than torch does on a CPU.
     keys = np.sort(key_E.numpy()) if key_E.device.type == "cpu" else key_E.sort().values.cpu().numpy()
     return SparseRows(
-        offsets_of(np.bincount(keys >> _ROW_SHIFT, minlength=len(realised_R))),
-        ((keys >> _ID_SHIFT) & ((1 << _ID_BITS) - 1)).astype(np.int32),
-        ((keys >> _QUANTA_SHIFT) & MAX_QUANTA).astype(np.uint16),
-        (keys & 1).astype(bool),
+        offsets_of(np.bincount(keys >> row_shift, minlength=len(realised_R))),
+        ((keys >> _ID_SHIFT) & ((1 << id_bits) - 1)).astype(np.int32),
+        ((keys >> quanta_shift) & 0xFFFF).astype(np.uint16),
+        (keys & 0xFFFF).astype(np.uint16),
     )
 
 
@@ -223,8 +224,8 @@ def _assemble(tokens: TokenBlock, found: list[tuple[np.ndarray, SparseRows]]) ->
     for rows, entries in found:
         counts[rows] = entries.counts
     offsets = offsets_of(counts)
-    ids, quanta, sampled = (np.empty(offsets[-1], kind) for kind in (np.int32, np.uint16, bool))
+    ids, quanta, draws = (np.empty(offsets[-1], kind) for kind in (np.int32, np.uint16, np.uint16))
     for rows, entries in found:
         places = np.repeat(offsets[rows] - entries.offsets[:-1], entries.counts) + np.arange(entries.num_entries)
-        ids[places], quanta[places], sampled[places] = entries.ids, entries.quanta, entries.sampled
-    return SparseRows(offsets, ids, quanta, sampled)
+        ids[places], quanta[places], draws[places] = entries.ids, entries.quanta, entries.draws
+    return SparseRows(offsets, ids, quanta, draws)

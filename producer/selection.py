@@ -55,17 +55,17 @@ class Rows(NamedTuple):
 
 
 class Entries(NamedTuple):
-    """The entries kept, each once, in no order: int64 row, int64 token id, bool: kept by a draw; [E] each."""
+    """The entries kept, each once, in no order: int64 row, token id, and draws that hit it, 0 if certain; [E] each."""
 
     row_E: Tensor
     id_E: Tensor
-    sampled_E: Tensor
+    draws_E: Tensor
 
 
 class Policy(Protocol):
     @property
-    def theta(self) -> float | None:
-        """Weight of a sampled entry, None when the policy samples nothing."""
+    def draw_weight(self) -> float | None:
+        """Weight of one draw of a sampled entry, None when the policy samples nothing."""
 
     def to_json(self) -> dict[str, str]:
         """What goes into the recipe."""
@@ -79,7 +79,7 @@ class TopK:
     k: int
 
     @property
-    def theta(self) -> None:
+    def draw_weight(self) -> None:
         return None
 
     def to_json(self) -> dict[str, str]:
@@ -91,13 +91,17 @@ class TopK:
         row_M = (ids_RK != rows.realised_R[:, None]).all(-1).nonzero()[:, 0]
         row_E = torch.cat([row_RK.reshape(-1), row_M])
         id_E = torch.cat([ids_RK.reshape(-1), rows.realised_R[row_M]])
-        return Entries(row_E, id_E, torch.zeros_like(row_E, dtype=torch.bool))
+        return Entries(row_E, id_E, torch.zeros_like(row_E))
 
 
 @dataclass(frozen=True)
 class Threshold:
     theta: float
     seed: int = 0
+
+    @property
+    def draw_weight(self) -> float:
+        return self.theta
 
     def to_json(self) -> dict[str, str]:
         return {"policy": "threshold", "theta": decimal(self.theta), "seed": str(self.seed)}
@@ -107,8 +111,8 @@ class Threshold:
         certain_RV.scatter_(-1, torch.stack([rows.realised_R, rows.argmax_R], dim=-1), True)
         row_C, id_C = certain_RV.nonzero(as_tuple=True)
         row_S, id_S = self._draw(rows, row_C, id_C)
-        sampled_E = torch.arange(len(row_C) + len(row_S), device=row_C.device) >= len(row_C)
-        return Entries(torch.cat([row_C, row_S]), torch.cat([id_C, id_S]), sampled_E)
+        draws_E = torch.cat([torch.zeros_like(row_C), torch.ones_like(row_S)])
+        return Entries(torch.cat([row_C, row_S]), torch.cat([id_C, id_S]), draws_E)
 
     def _draw(self, rows: Rows, row_C: Tensor, id_C: Tensor) -> tuple[Tensor, Tensor]:
         """Rows and ids drawn: where the running sum of chances, begun at a uniform offset, passes a whole number.

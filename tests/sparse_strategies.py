@@ -5,10 +5,13 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import strategies as st
 
-from logitstore.sparse import MAX_QUANTA, SparseRows, offsets_of
+from logitstore.sparse import MAX_DRAWS, MAX_QUANTA, NOT_STORED, SparseRows, offsets_of
 
 _IDS = st.integers(0, 300) | st.sampled_from([0xFF, 0x100, 0xFFFF, 0x10000, 0xFFFFFF, 0x1000000, 0x7FFFFFFF])
-_ENTRIES = st.tuples(_IDS, st.integers(0, MAX_QUANTA), st.booleans())
+_DRAWS = st.integers(0, 3) | st.sampled_from([0xFF, 0x100, MAX_DRAWS])
+_ENTRIES = st.tuples(_IDS, st.integers(0, MAX_QUANTA), _DRAWS) | st.tuples(
+    _IDS, st.just(NOT_STORED), _DRAWS.filter(lambda draws: draws > 0)
+)
 
 
 def sparse_rows(max_rows: int = 12) -> st.SearchStrategy[SparseRows]:
@@ -16,15 +19,15 @@ def sparse_rows(max_rows: int = 12) -> st.SearchStrategy[SparseRows]:
     return st.lists(st.lists(_ENTRIES, max_size=6), max_size=max_rows).map(rows_of)
 
 
-def rows_of(rows: list[list[tuple[int, int, bool]]]) -> SparseRows:
-    """Rows of (id, quanta, sampled)."""
+def rows_of(rows: list[list[tuple[int, int, int]]]) -> SparseRows:
+    """Rows of (id, quanta, draws)."""
     entries = [entry for row in rows for entry in row]
     columns = list(zip(*entries, strict=True)) if entries else [(), (), ()]
     return SparseRows(
         offsets_of(np.array([len(row) for row in rows], np.int64)),
         np.array(columns[0], np.int32),
         np.array(columns[1], np.uint16),
-        np.array(columns[2], bool),
+        np.array(columns[2], np.uint16),
     )
 
 
@@ -38,11 +41,11 @@ def random_rows(num_rows: int, seed: int = 0, mean_entries: float = 4.0) -> Spar
     first = np.isin(np.arange(len(rows)), offsets[:-1][counts > 0])
     order = np.lexsort((quanta, ~first, rows))
     ids = rng.integers(0, 50000, len(rows)).astype(np.int32)
-    return SparseRows(offsets, ids, quanta[order].astype(np.uint16), rng.random(len(rows)) < 0.5)
+    return SparseRows(offsets, ids, quanta[order].astype(np.uint16), (rng.random(len(rows)) < 0.5).astype(np.uint16))
 
 
 def assert_equal_rows(a: SparseRows, b: SparseRows) -> None:
     assert a.offsets.tolist() == b.offsets.tolist()
     assert a.entries().tolist() == b.entries().tolist()
     for rows in (a, b):
-        assert (rows.ids.dtype, rows.quanta.dtype, rows.sampled.dtype) == (np.int32, np.uint16, np.bool_)
+        assert (rows.ids.dtype, rows.quanta.dtype, rows.draws.dtype) == (np.int32, np.uint16, np.uint16)

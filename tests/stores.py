@@ -94,5 +94,5 @@ def made_up_rows(tokens: TokenBlock, scored: np.ndarray) -> SparseRows:
     logprobs = np.log(0.5) * (1 + np.arange(ENTRIES))[None, :].repeat(len(ids), 0)
     offsets = offsets_of(np.where(scored, ENTRIES, 0))
     return SparseRows(
-        offsets, ids.reshape(-1).astype(np.int32), quantise(logprobs).reshape(-1), np.zeros(ids.size, bool)
+        offsets, ids.reshape(-1).astype(np.int32), quantise(logprobs).reshape(-1), np.zeros(ids.size, np.uint16)
     )

@@ -51,13 +51,13 @@ class Stored:
         """The entries of one row as {id: weight}, and under -1 the mass outside, by the text of the documentation."""
         signal = self.signals[teacher][block]
         begin, end = signal.rows.offsets[row], signal.rows.offsets[row + 1]
-        ids, quanta, sampled = (getattr(signal.rows, name)[begin:end].tolist() for name in ("ids", "quanta", "sampled"))
-        if signal.theta is not None:
+        ids, quanta, draws = (getattr(signal.rows, name)[begin:end].tolist() for name in ("ids", "quanta", "draws"))
+        if signal.draw_weight is not None:
             return {
-                token: THETA if drawn else math.exp(-quantum / 16)
-                for token, quantum, drawn in zip(ids, quanta, sampled, strict=True)
+                token: THETA * drawn if drawn else math.exp(-quantum * 0.1)
+                for token, quantum, drawn in zip(ids, quanta, draws, strict=True)
             }
-        masses = {token: math.exp(-quantum / 16 / temperature) for token, quantum in zip(ids, quanta, strict=True)}
+        masses = {token: math.exp(-quantum * 0.1 / temperature) for token, quantum in zip(ids, quanta, strict=True)}
         masses[-1] = math.exp(signal.rest[row, signal.temperatures.index(temperature)])
         total = sum(masses.values())
         return {token: mass / total for token, mass in masses.items()}

@@ -90,7 +90,7 @@ def test_check_temperature_refuses_what_is_not_stored(small: SmallStore) -> None
     data.check_temperature(2.0)
     with pytest.raises(ConfigError, match=r"1, 2 only; produce again with `--temperatures 1,1\.5`"):
         data.check_temperature(1.5)
-    with pytest.raises(ConfigError, match="cannot be served from a threshold signal"):
+    with pytest.raises(ConfigError, match="cannot be served from sampled entries"):
         open_data(small, selection="threshold").check_temperature(2.0)
 
 

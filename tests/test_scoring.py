@@ -18,13 +18,13 @@ from logitstore.producer.scoring import ScoredBlock, score_block
 from logitstore.producer.selection import Policy, Threshold, TopK
 from logitstore.producer.teacher import Teacher
 from logitstore.signals import scalar_columns
-from logitstore.sparse import STEP_NATS, SparseRows
+from logitstore.sparse import DEFAULT_STEP_NATS, SparseRows
 from logitstore.token_parts import TokenBlock
 
 _WINDOWS = Windows(24, 6)
 _LENGTHS = [1, 17, 2, 60, 1, 25, 24, 9, 3, 1]
 _TEMPERATURES = (1.0, 0.5, 2.0)
-_ROUNDING = STEP_NATS / 2 + 1e-3
+_ROUNDING = DEFAULT_STEP_NATS / 2 + 1e-3
 
 
 def _reference(model: PreTrainedModel, tokens: TokenBlock, windows: Windows) -> np.ndarray:
@@ -107,7 +107,7 @@ def test_rows_match_float64_reference(
     temperatures = _TEMPERATURES if isinstance(policy, TopK) else (1.0,)
     signal = _score(teacher, tokens, policy, temperatures).sparse
     assert signal is not None
-    assert signal.theta == policy.theta
+    assert signal.draw_weight == policy.draw_weight
     rows = signal.rows
     np.testing.assert_array_equal(rows.scored, tokens.positions() > 0)
     entry_rows = _entry_rows(rows)

@@ -44,7 +44,7 @@ def _masks(entries: Entries, rows: Rows) -> tuple[Tensor, Tensor]:
     """bool [R, V]: kept, and kept by a draw; each entry is listed once."""
     kept, sampled = (torch.zeros_like(rows.logits_RV, dtype=torch.bool) for _ in range(2))
     kept[entries.row_E, entries.id_E] = True
-    sampled[entries.row_E[entries.sampled_E], entries.id_E[entries.sampled_E]] = True
+    sampled[entries.row_E[entries.draws_E > 0], entries.id_E[entries.draws_E > 0]] = True
     assert kept.sum() == len(entries.row_E)
     return kept, sampled
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sparse_strategies import assert_equal_rows, random_rows, rows_of, sparse_rows
 
-from logitstore.sparse import FILL, MAX_QUANTA, STEP_NATS, SparseRows, quantise
+from logitstore.sparse import DEFAULT_STEP_NATS, FILL, MAX_DRAWS, MAX_QUANTA, NOT_STORED, SparseRows, quantise
 
 
 @given(sparse_rows(), st.integers(0, 3))
@@ -22,13 +22,20 @@ def test_rectangle_round_trip_of_any_rows(rows, spare_columns):
 
 
 def test_entries_are_packed_as_documented():
-    rows = rows_of([[(5, 3, False), (0x7FFFFFFF, MAX_QUANTA, True)], []])
+    rows = rows_of([[(5, 3, 0), (0x7FFFFFFF, NOT_STORED, MAX_DRAWS)], []])
     assert rows.rectangle(3).tolist() == [
-        [5 | 3 << 32, 0x7FFFFFFF | 0xFFFF << 32 | 1 << 48, int(FILL)],
+        [5 | 3 << 32, 0x7FFFFFFF | 0xFFFF << 32 | 0xFFFE << 48, int(FILL)],
         [int(FILL)] * 3,
     ]
     assert rows.scored.tolist() == [True, False]
-    assert rows.logprobs().tolist() == [-3 * STEP_NATS, -MAX_QUANTA * STEP_NATS]
+    np.testing.assert_array_equal(rows.logprobs(), np.float32([np.float32(3) * np.float32(-0.1), np.nan]))
+    assert rows.sampled.tolist() == [False, True]
+
+
+def test_logprobs_are_whole_steps_in_float32():
+    table = rows_of([[(5, 3, 0), (6, MAX_QUANTA, 0)]]).rectangle(2)
+    logprobs = SparseRows.from_rectangle(table, step_nats=0.25).logprobs()
+    assert logprobs.tolist() == [-0.75, -MAX_QUANTA * 0.25]
 
 
 def test_from_rectangle_with_an_entry_right_of_fill_is_refused():
@@ -37,11 +44,14 @@ def test_from_rectangle_with_an_entry_right_of_fill_is_refused():
         SparseRows.from_rectangle(np.array([[FILL, table[0, 0]]]))
 
 
-@pytest.mark.parametrize("bit", [31, 49, 63])
-def test_from_rectangle_with_bits_that_no_field_holds_is_refused(bit):
-    """They would be lost without a word, and the codec promises to lose nothing."""
-    with pytest.raises(ValueError, match="zero"):
-        SparseRows.from_rectangle(np.array([[np.uint64(7) | np.uint64(1) << np.uint64(bit)]]))
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [(7 | 1 << 31, "bit 31"), (7 | 0xFFFF << 48, "draws"), (7 | 0xFFFF << 32, "kept for certain")],
+    ids=["id", "draws", "certain without log-prob"],
+)
+def test_from_rectangle_with_what_no_entry_may_hold_is_refused(entry, message):
+    with pytest.raises(ValueError, match=message):
+        SparseRows.from_rectangle(np.array([[entry]], np.uint64))
 
 
 @given(sparse_rows(), st.data())
@@ -63,9 +73,9 @@ def test_slice_rows_of_many_rows():
 def test_quantise_is_within_half_a_step(logprob):
     quanta = quantise(np.array([logprob]))
     assert quanta.dtype == np.uint16
-    assert abs(quanta[0] * -STEP_NATS - logprob) <= STEP_NATS / 2
+    assert abs(quanta[0] * -DEFAULT_STEP_NATS - logprob) <= DEFAULT_STEP_NATS / 2 + 1e-9
 
 
 def test_quantise_clips_at_both_ends():
-    """A log-prob just above 0 is rounding noise of a forward pass; below -4096 nats there is nothing to tell apart."""
+    """A log-prob just above 0 is rounding noise of a forward pass; below -6553 nats there is nothing to tell apart."""
     assert quantise(np.array([1e-6, 0.0, -1e9, -np.inf])).tolist() == [0, 0, MAX_QUANTA, MAX_QUANTA]

@@ -60,13 +60,13 @@ def test_rows_round_trip(rows):
 
 def test_encode_rows_is_pinned():
     """Byte for byte what the docstring of the module says: released stores are made of it."""
-    rows = rows_of([[(0x0102, 3, True), (4, 9, False), (5, 0x10A, True)], [], [(7, 0xFFFF, False)]])
+    rows = rows_of([[(0x0102, 3, 1), (4, 9, 0), (5, 0x10A, 0x102)], [], [(7, 0xFFFE, 0)]])
     assert encode_rows(rows) == (
         struct.pack("<4I", 1, 3, 4, 2)
         + bytes([3, 0, 1]) + bytes([0, 0, 0])
         + bytes([2, 4, 5, 7]) + bytes([1, 0, 0, 0])
-        + bytes([3, 9, 1, 0xFF]) + bytes([0, 0, 1, 0xFF])
-        + bytes([0b10100000])
+        + bytes([3, 9, 1, 0xFE]) + bytes([0, 0, 1, 0xFF])
+        + bytes([1, 0, 2, 0]) + bytes([0, 0, 1, 0])
     )  # fmt: skip
 
 
@@ -217,7 +217,7 @@ def test_decode_rows_of_mutated_bytes_is_refused_or_consistent(memory_limit):
             rows = decode_rows(damaged)
         except DamageError:
             continue
-        assert len(rows.ids) == len(rows.quanta) == len(rows.sampled) == rows.offsets[-1]
+        assert len(rows.ids) == len(rows.quanta) == len(rows.draws) == rows.offsets[-1]
         assert rows.ids.min(initial=0) >= 0
         assert_equal_rows(SparseRows.from_rectangle(rows.rectangle(width_of(rows))), rows)
 

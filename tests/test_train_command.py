@@ -171,7 +171,7 @@ def refused(small: SmallStore, tmp_path: Path, capsys: pytest.CaptureFixture[str
         ({"teacher_weights": "big=1,big=2"}, ["'big' is there twice"]),
         ({"temperature": 1.5}, ["--temperature 1.5", "--temperatures 1,1.5"]),
         ({"temperature": 0}, ["--temperature"]),
-        ({"temperature": 2, "selection": "threshold"}, ["cannot be served from a threshold signal"]),
+        ({"temperature": 2, "selection": "threshold"}, ["cannot be served from sampled entries"]),
         ({"selection": None}, ["topk:6", "--selection"]),
         ({"selection": "topk:7"}, ["topk:6"]),
         ({"batch_tokens": 32}, ["--batch-tokens 32", "--seq-length 64"]),

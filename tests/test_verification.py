@@ -303,7 +303,7 @@ def test_signals_read_back_as_they_were_made(store, version):
     signal = read_sparse(store.column_part(sparse, 0))
     columns, scored = read_scalars(store.column_part(scalars, 0))
     assert signal.temperatures == (1.0, 2.0)
-    assert signal.theta is None
+    assert signal.draw_weight is None
     assert (signal.rows.scored == scored).all()
     assert (signal.rest == -2.0).all()
     assert list(columns)[:2] == ["logprob", "rank"]

@@ -90,13 +90,13 @@ def _declared_size(frame: bytes) -> int | None:
 
 def _empty_rows(num_rows: int) -> SparseRows:
     zeros = np.zeros(num_rows + 1, np.int64)
-    return SparseRows(zeros, np.empty(0, np.int32), np.empty(0, np.uint16), np.empty(0, bool))
+    return SparseRows(zeros, np.empty(0, np.int32), np.empty(0, np.uint16), np.empty(0, np.uint16))
 
 
 def _fill_up(rows: SparseRows, num_rows: int) -> SparseRows:
     counts = np.zeros(num_rows, np.int64)
     counts[: rows.num_rows] = rows.counts
-    return SparseRows(offsets_of(counts), rows.ids, rows.quanta, rows.sampled)
+    return SparseRows(offsets_of(counts), rows.ids, rows.quanta, rows.draws, rows.step_nats)
 
 
 def _with_crc(data: bytes) -> bytes:

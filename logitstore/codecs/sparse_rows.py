@@ -7,7 +7,7 @@ It drops the fill and lays like bytes next to like, so that a general compressor
     ids       id_bytes planes of num_entries bytes
     quanta    2 planes of num_entries bytes, as differences from the left neighbour, modulo 2^16;
               columns 0 and 1 are kept as they are (the realised token's has no order with the rest)
-    sampled   one bit an entry, first entry in the highest bit
+    draws     2 planes of num_entries bytes
 
 Lossless for any rectangle that is filled from the left. ``encode_rows`` and ``decode_rows`` serve those who have or
 want ragged rows; the codec class wraps them for zarr.
@@ -54,14 +54,14 @@ def encode_rows(rows: SparseRows) -> bytes:
         _split_planes(rows.counts.astype("<u2"), 2),
         _split_planes(rows.ids.astype("<u4"), id_bytes),
         _split_planes(deltas.astype("<u2"), 2),
-        np.packbits(rows.sampled),
+        _split_planes(rows.draws.astype("<u2"), 2),
     ]
     return header + b"".join(plane.tobytes() for plane in planes)
 
 
 def max_encoded_size(num_rows: int, width: int) -> int:
     """Most bytes that ``encode_rows`` makes of ``num_rows`` rows of up to ``width`` entries."""
-    return _HEADER.size + 2 * num_rows + num_rows * width * (4 + 2 + 1)
+    return _HEADER.size + 2 * num_rows + num_rows * width * (4 + 2 + 2)
 
 
 def decode_rows(data: bytes | memoryview | np.ndarray, max_entries: int | None = None) -> SparseRows:
@@ -80,12 +80,12 @@ def decode_rows(data: bytes | memoryview | np.ndarray, max_entries: int | None =
     version, num_rows, num_entries, id_bytes = _HEADER.unpack(bytes_[: _HEADER.size].tobytes())
     if version != VERSION or not 1 <= id_bytes <= 4:
         raise DamageError(f"sparse rows: version {VERSION} was expected, found {version} with {id_bytes}-byte ids")
-    sizes = [2 * num_rows, id_bytes * num_entries, 2 * num_entries, (num_entries + 7) // 8]
+    sizes = [2 * num_rows, id_bytes * num_entries, 2 * num_entries, 2 * num_entries]
     if sum(sizes) != len(bytes_) - _HEADER.size:
         raise DamageError(f"sparse rows: {sum(sizes)} bytes were declared, found {len(bytes_) - _HEADER.size}")
     if max_entries is not None and num_entries > max_entries:
         raise DamageError(f"sparse rows: at most {max_entries} entries fit the array, {num_entries} are declared")
-    counts_part, ids_part, quanta_part, sampled_part = np.split(bytes_[_HEADER.size :], np.cumsum(sizes)[:-1])
+    counts_part, ids_part, quanta_part, draws_part = np.split(bytes_[_HEADER.size :], np.cumsum(sizes)[:-1])
     counts = _join_planes(counts_part, 2, num_rows).astype(np.int64)
     if counts.sum() != num_entries:
         raise DamageError(f"sparse rows: counts add up to {counts.sum()}, {num_entries} entries are declared")
@@ -97,7 +97,7 @@ def decode_rows(data: bytes | memoryview | np.ndarray, max_entries: int | None =
         offsets,
         ids.astype(np.int32),
         _undo_deltas(_join_planes(quanta_part, 2, num_entries), offsets),
-        np.unpackbits(sampled_part, count=num_entries).astype(bool),
+        _join_planes(draws_part, 2, num_entries),
     )
 
 
