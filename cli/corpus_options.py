@@ -73,13 +73,12 @@ def make_plan(
     names = FieldMap.parse(fields) if fields else FieldMap()
     found = ingest(store, files, settings, names, on_error, lambda document: bar.add(0, note=document.source))
     blocks = found.plan.blocks
-    num_documents = sum(block.num_documents for block in blocks)
-    lines = [f"plan: {num_documents} documents in {len(blocks)} blocks, {sum(b.num_bytes for b in blocks):,} bytes"]
+    num_documents, num_bytes = int(blocks.num_documents.sum()), int(blocks.num_bytes.sum())
+    lines = [f"plan: {num_documents} documents in {len(blocks)} blocks, {num_bytes:,} bytes"]
     if found.report is None:
         lines[0] += " (corpus unchanged, not read again)"
     elif found.report.num_skipped:
         lines.append(f"skipped {found.report.num_skipped} unreadable rows, the first: {found.report.errors[0]}")
-    duplicates = sum(sum(block.multiplicities) - block.num_documents for block in blocks)
-    if duplicates:
-        lines.append(f"{duplicates} exact duplicates, stored once")
+    if blocks.num_duplicates:
+        lines.append(f"{blocks.num_duplicates} exact duplicates, stored once")
     return found.plan_digest, lines

@@ -21,7 +21,6 @@ from logitstore.documents import TRAINABLE_ROLES
 from logitstore.errors import ConfigError, TrainingError
 from logitstore.inspection import stored_tokenizer
 from logitstore.manifest import Column, Manifest
-from logitstore.plan import HELD_OUT, TRAIN
 from logitstore.signals import SparseSignal, read_scalars, read_sparse
 from logitstore.store import DatasetVersion, Store
 from logitstore.text_parts import read_documents_of
@@ -95,11 +94,12 @@ class TrainingData:
         self._tokens, self._text = tokens, next(version.manifest.find("text"))
         columns = [tokens, *(c for t in teachers for c in (t.sparse, t.alignment) if c is not None)]
         blocks = version.manifest.plan.blocks
-        whole = [n for n in range(len(blocks)) if all(column.cells[n] is not None for column in columns)]
+        answered = np.logical_and.reduce([column.cells.answered for column in columns])
+        whole = np.flatnonzero(answered).tolist()
         self.teachers = tuple(_without_partial_scalars(teacher, whole) for teacher in teachers)
         self.num_holes = len(blocks) - len(whole)
-        self.train_blocks = [n for n in whole if blocks[n].split == TRAIN]
-        self.held_out_blocks = [n for n in whole if blocks[n].split == HELD_OUT]
+        self.train_blocks = [n for n in whole if not blocks.held_out[n]]
+        self.held_out_blocks = [n for n in whole if blocks.held_out[n]]
         if not self.train_blocks:
             raise TrainingError(
                 f"dataset {version.name!r}: no training block has all that this student needs; finish "
@@ -196,7 +196,7 @@ class TrainingData:
 
 def _without_partial_scalars(teacher: TeacherColumns, blocks: list[int]) -> TeacherColumns:
     """Scalars serve measures over all blocks, so those with holes serve none."""
-    if teacher.scalars is None or all(teacher.scalars.cells[block] is not None for block in blocks):
+    if teacher.scalars is None or bool(teacher.scalars.cells.answered[blocks].all()):
         return teacher
     return replace(teacher, scalars=None)
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from blake3 import blake3
 
 DIGEST_NAME = "blake3"
+DIGEST_BYTES = 32
 
 
 def digest_bytes(data: bytes | bytearray | memoryview) -> str:
@@ -63,3 +64,15 @@ def _refuse_floats(value: Any) -> None:
     elif isinstance(value, (list, tuple)):
         for item in value:
             _refuse_floats(item)
+
+
+def pack_digests(digests: Sequence[str]) -> np.ndarray:
+    """uint8 [N, 32] of N hex digests: how tables hold them."""
+    packed = np.frombuffer(bytes.fromhex("".join(digests)), np.uint8)
+    return packed.reshape(len(digests), DIGEST_BYTES)
+
+
+def unpack_digests(packed: np.ndarray) -> list[str]:
+    """The inverse of ``pack_digests``."""
+    text, width = np.ascontiguousarray(packed).tobytes().hex(), 2 * DIGEST_BYTES
+    return [text[begin : begin + width] for begin in range(0, len(text), width)]

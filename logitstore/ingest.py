@@ -21,6 +21,7 @@ from logitstore.plan import (
     BlockCutter,
     Plan,
     PlanBlock,
+    PlanBlocks,
     PlanSettings,
     block_digest,
     split_hash,
@@ -141,7 +142,7 @@ class _Reading:
                 self._finish(split, finished)
 
     def plan(self) -> Plan:
-        blocks = tuple(
+        blocks = PlanBlocks.of(
             PlanBlock(
                 digest,
                 split,
@@ -153,8 +154,8 @@ class _Reading:
             )
             for digest, split, members, num_bytes, num_chats in self.blocks
         )
-        train = [block.digest for block in blocks if block.split == TRAIN]
-        calibration = self.settings.calibration_block or min(train or [block.digest for block in blocks])
+        train = [digest for digest, held_out in zip(blocks.digests, blocks.held_out, strict=True) if not held_out]
+        calibration = self.settings.calibration_block or min(train or blocks.digests)
         return Plan(replace(self.settings, calibration_block=calibration), blocks, tuple(self.sources))
 
     def _add(self, document: Document) -> None:

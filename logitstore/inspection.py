@@ -11,7 +11,6 @@ import numpy as np
 from logitstore.columns import inputs_of
 from logitstore.errors import StoreError
 from logitstore.manifest import Column, Manifest
-from logitstore.plan import HELD_OUT
 from logitstore.signals import read_sparse
 from logitstore.store import DatasetVersion, Store
 from logitstore.token_parts import read_tokens
@@ -37,10 +36,10 @@ def describe_dataset(store: Store, version: DatasetVersion) -> dict[str, Any]:
         "version": version.number,
         "manifest_digest": manifest.identity,
         "num_blocks": len(blocks),
-        "num_documents": sum(block.num_documents for block in blocks),
-        "num_held_out_documents": sum(block.num_documents for block in blocks if block.split == HELD_OUT),
-        "num_duplicates": sum(sum(block.multiplicities) - block.num_documents for block in blocks),
-        "num_text_bytes": sum(block.num_bytes for block in blocks),
+        "num_documents": int(blocks.num_documents.sum()),
+        "num_held_out_documents": int(blocks.num_documents[blocks.held_out].sum()),
+        "num_duplicates": blocks.num_duplicates,
+        "num_text_bytes": int(blocks.num_bytes.sum()),
         "num_tokens": num_tokens,
         "total_bytes": sum(num_bytes.values()),
         "bytes_per_token": {
@@ -135,7 +134,7 @@ def _num_tokens(manifest: Manifest) -> int:
 
 
 def _stored_bytes(manifest: Manifest, kind: str) -> int:
-    return sum(cell.num_bytes for column in manifest.find(kind) for cell in column.cells if cell is not None)
+    return sum(column.cells.num_bytes for column in manifest.find(kind))
 
 
 def _teachers(manifest: Manifest) -> list[dict[str, Any]]:
@@ -173,7 +172,7 @@ def _alignment(manifest: Manifest, column: Column) -> dict[str, Any]:
 def _column(store: Store, manifest: Manifest, column: Column) -> dict[str, Any]:
     rows = column.stats.get("num_rows", 0)
     arrays = {name.removeprefix("bytes."): size for name, size in column.stats.items() if name.startswith("bytes.")}
-    first = next((cell for cell in column.cells if cell is not None), None)
+    first = next((column.cells[int(block)] for block in np.flatnonzero(column.cells.answered)[:1]), None)
     entries = column.stats.get("num_entries")
     return {
         "kind": column.kind,
@@ -200,8 +199,8 @@ def _sparse_of(manifest: Manifest, teacher: str | None) -> Column:
 
 def _locate(manifest: Manifest, number: int) -> tuple[int, int]:
     """Block, and number within it, of a document."""
-    ends = np.cumsum([block.num_documents for block in manifest.plan.blocks])
+    ends = np.cumsum(manifest.plan.blocks.num_documents)
     if not 0 <= number < ends[-1]:
         raise StoreError(f"document {number}: the dataset has documents 0 to {ends[-1] - 1}")
     block = int(np.searchsorted(ends, number, side="right"))
-    return block, number - int(ends[block]) + manifest.plan.blocks[block].num_documents
+    return block, number - int(ends[block]) + int(manifest.plan.blocks.num_documents[block])

@@ -1,34 +1,25 @@
 """Manifests: one version of a dataset, a plan and columns of parts by block.
 
-A manifest is a Parquet object: a row a block, and for each column the part's digest, its content digest, its rows and
-its stored bytes. Its header holds the columns' templates. ``identity`` is a function of content alone: which workers
-wrote it, in what order, with which codecs, and what the columns are called, is not in it.
+A manifest is a Parquet object: a row a block, and for each column the part's digest, its content digest and its
+statistics. Its header holds the columns' templates, one copy of each array's schema, and the names of the pages that
+list the parts' objects (``index_pages``). ``identity`` is a function of content alone: which workers wrote it, in what
+order, with which codecs, and what the columns are called, is not in it.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-
+from logitstore import tables
+from logitstore.column_cells import Cell, ColumnCells
 from logitstore.digests import digest_json
 from logitstore.plan import Plan
 from logitstore.recipes import Answer
 
-
-@dataclass(frozen=True)
-class Cell:
-    """A column's part for one block."""
-
-    part: str
-    content: str
-    num_rows: int
-    num_bytes: int
+__all__ = ["Cell", "Column", "Manifest"]
 
 
 @dataclass(frozen=True)
@@ -38,14 +29,20 @@ class Column:
     Attributes:
         template: the recipe without what differs from block to block; its digest is the column's ``id``.
         label: what people call it: a teacher's name, a tokenizer's. No part of the identity.
-        cells: by block; None where the block has no answer yet (a hole).
-        stats: whole numbers summed over the blocks.
+        cells: by block, any iterable of ``Cell | None`` will do; it is kept as columns. None where the block has no
+            answer yet (a hole).
+        schemas: by array, what ``zarr.json`` says less the shapes: one copy for all parts.
+        pages: digests of the index pages, one for each of the manifest's ``page_ends``; empty until it is published.
     """
 
     template: Mapping[str, Any]
     label: str
-    cells: tuple[Cell | None, ...]
-    stats: Mapping[str, int] = field(default_factory=dict)
+    cells: ColumnCells
+    schemas: Mapping[str, Any] = field(default_factory=dict)
+    pages: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "cells", ColumnCells.of(self.cells))
 
     @cached_property
     def id(self) -> str:
@@ -57,35 +54,42 @@ class Column:
 
     @property
     def num_holes(self) -> int:
-        return sum(cell is None for cell in self.cells)
+        return int((~self.cells.answered).sum())
+
+    @cached_property
+    def stats(self) -> dict[str, int]:
+        """Whole numbers summed over the blocks."""
+        return {name: int(values.sum()) for name, values in self.cells.stats.items()}
+
+    def part_digests(self) -> set[str]:
+        """Of all blocks that have an answer."""
+        return self.cells.part_digests()
 
     @classmethod
-    def of_answers(cls, template: Mapping[str, Any], label: str, answers: list[Answer | None]) -> Column:
-        stats: dict[str, int] = {}
-        cells: list[Cell | None] = []
-        for answer in answers:
-            if answer is None:
-                cells.append(None)
-                continue
-            for name, value in answer.stats.items():
-                stats[name] = stats.get(name, 0) + value
-            num_bytes = sum(value for name, value in answer.stats.items() if name.startswith("bytes."))
-            cells.append(Cell(answer.part, answer.content, answer.stats.get("num_rows", 0), num_bytes))
-        return cls(template, label, tuple(cells), stats)
+    def of_answers(cls, template: Mapping[str, Any], label: str, answers: Iterable[Answer | None]) -> Column:
+        return cls(template, label, ColumnCells.of(answers))
 
 
 @dataclass(frozen=True)
 class Manifest:
+    """A version of a dataset.
+
+    Attributes:
+        plan_digest: of the plan object.
+        plan: its blocks.
+        columns: their answers.
+        page_ends: block after the last one of each index page; empty until it is published.
+    """
+
     plan_digest: str
     plan: Plan
     columns: tuple[Column, ...]
+    page_ends: tuple[int, ...] = ()
 
     @cached_property
     def identity(self) -> str:
         """What inspect calls ``manifest_digest``."""
-        columns = {
-            column.id: [None if cell is None else cell.content for cell in column.cells] for column in self.columns
-        }
+        columns = {column.id: column.cells.identity for column in self.columns}
         return digest_json({"plan": self.plan.identity, "columns": columns})
 
     def find(self, kind: str, **fields: Any) -> Iterator[Column]:
@@ -107,32 +111,34 @@ class Manifest:
         header = {
             "format": 1,
             "plan": self.plan_digest,
+            "page_ends": list(self.page_ends),
             "columns": [
-                {"template": dict(column.template), "label": column.label, "stats": dict(column.stats)}
+                {
+                    "template": dict(column.template),
+                    "label": column.label,
+                    "schemas": dict(column.schemas),
+                    "pages": list(column.pages),
+                }
                 for column in self.columns
             ],
         }
-        data: dict[str, pa.Array] = {"block": pa.array([block.digest for block in self.plan.blocks], pa.string())}
+        data = {"block": tables.from_digests(self.plan.blocks.packed_digests)}
         for number, column in enumerate(self.columns):
-            for name, kind in _CELL_FIELDS.items():
-                values = [None if cell is None else getattr(cell, name) for cell in column.cells]
-                data[f"{number}.{name}"] = pa.array(values, kind)
-        table = pa.table(data).replace_schema_metadata({"logitstore": json.dumps(header, sort_keys=True)})
-        sink = pa.BufferOutputStream()
-        pq.write_table(table, sink, compression="zstd")
-        return sink.getvalue().to_pybytes()
+            data |= column.cells.to_columns(f"{number}.")
+        return tables.write_table(data, header)
 
     @classmethod
     def from_parquet(cls, data: bytes, read_plan: Callable[[str], Plan]) -> Manifest:
         """Decode a manifest; ``read_plan`` maps a plan's digest to the plan."""
-        table = pq.read_table(pa.BufferReader(data))
-        header = json.loads(table.schema.metadata[b"logitstore"])
-        columns = []
-        for number, description in enumerate(header["columns"]):
-            values = [table.column(f"{number}.{name}").to_pylist() for name in _CELL_FIELDS]
-            cells = tuple(None if row[0] is None else Cell(*row) for row in zip(*values, strict=True))
-            columns.append(Column(description["template"], description["label"], cells, description["stats"]))
-        return cls(header["plan"], read_plan(header["plan"]), tuple(columns))
-
-
-_CELL_FIELDS = {"part": pa.string(), "content": pa.string(), "num_rows": pa.int64(), "num_bytes": pa.int64()}
+        table, header = tables.read_table(data)
+        columns = tuple(
+            Column(
+                described["template"],
+                described["label"],
+                ColumnCells.from_table(table, f"{number}."),
+                described["schemas"],
+                tuple(described["pages"]),
+            )
+            for number, described in enumerate(header["columns"])
+        )
+        return cls(header["plan"], read_plan(header["plan"]), columns, tuple(header["page_ends"]))

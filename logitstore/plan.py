@@ -6,17 +6,26 @@ inserting or deleting documents changes the neighbouring blocks and no others.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-
-from logitstore.digests import digest_bytes, digest_json
+from logitstore import tables
+from logitstore.digests import digest_bytes
 from logitstore.documents import Document
+from logitstore.plan_blocks import HELD_OUT, TRAIN, PlanBlock, PlanBlocks
 
-TRAIN, HELD_OUT = "train", "held_out"
+__all__ = [
+    "HELD_OUT",
+    "TRAIN",
+    "BlockCutter",
+    "Plan",
+    "PlanBlock",
+    "PlanBlocks",
+    "PlanSettings",
+    "block_digest",
+    "split_hash",
+]
+
 DEFAULT_BLOCK_BYTES = 4 << 20
 SMALLEST_BLOCK_BYTES = 32 << 10
 DEFAULT_HELD_OUT = 0.05
@@ -70,71 +79,39 @@ def split_hash(document: Document) -> int:
 
 
 @dataclass(frozen=True)
-class PlanBlock:
-    """One block of a plan.
+class Plan:
+    """A corpus as a list of blocks.
 
     Attributes:
-        digest: of its ordered document digests.
-        split: ``train`` or ``held_out``.
-        num_bytes: canonical UTF-8 bytes.
-        multiplicities: per document, how often the corpus has it.
-        sources: per document, an index into the plan's ``sources``.
-        num_chats: documents that a chat template renders.
+        blocks: any iterable of blocks will do; it is kept as columns.
     """
 
-    digest: str
-    split: str
-    num_documents: int
-    num_bytes: int
-    multiplicities: tuple[int, ...]
-    sources: tuple[int, ...]
-    num_chats: int = 0
-
-
-@dataclass(frozen=True)
-class Plan:
     settings: PlanSettings
-    blocks: tuple[PlanBlock, ...]
+    blocks: PlanBlocks
     sources: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "blocks", PlanBlocks.of(self.blocks))
 
     @property
     def has_chats(self) -> bool:
         """Whether chat templates bear on the tokens of this corpus."""
-        return any(block.num_chats for block in self.blocks)
+        return bool(self.blocks.num_chats.any())
 
     @property
     def identity(self) -> str:
         """Digest of what the plan means: its blocks, their split and multiplicities; not of paths or encodings."""
-        return digest_json([[block.digest, block.split, list(block.multiplicities)] for block in self.blocks])
+        return self.blocks.identity
 
     def to_parquet(self) -> bytes:
-        columns = [pa.array([getattr(b, name) for b in self.blocks], kind) for name, kind in _BLOCK_FIELDS.items()]
         header = {"format": 1, "settings": self.settings.to_json(), "sources": list(self.sources)}
-        table = pa.table(columns, names=list(_BLOCK_FIELDS))
-        sink = pa.BufferOutputStream()
-        pq.write_table(table.replace_schema_metadata({"logitstore": json.dumps(header)}), sink, compression="zstd")
-        return sink.getvalue().to_pybytes()
+        return tables.write_table(self.blocks.to_columns(), header)
 
     @classmethod
     def from_parquet(cls, data: bytes) -> Plan:
-        table = pq.read_table(pa.BufferReader(data))
-        header = json.loads(table.schema.metadata[b"logitstore"])
-        blocks = tuple(
-            PlanBlock(**{**row, "multiplicities": tuple(row["multiplicities"]), "sources": tuple(row["sources"])})
-            for row in table.to_pylist()
-        )
-        return cls(PlanSettings.from_json(header["settings"]), blocks, tuple(header["sources"]))
-
-
-_BLOCK_FIELDS = {
-    "digest": pa.string(),
-    "split": pa.string(),
-    "num_documents": pa.int64(),
-    "num_bytes": pa.int64(),
-    "multiplicities": pa.list_(pa.int32()),
-    "sources": pa.list_(pa.int32()),
-    "num_chats": pa.int64(),
-}
+        table, header = tables.read_table(data)
+        settings = PlanSettings.from_json(header["settings"])
+        return cls(settings, PlanBlocks.from_table(table), tuple(header["sources"]))
 
 
 @dataclass

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
-from logitstore.digests import digest_json
-from logitstore.manifest import Cell, Column, Manifest
+from logitstore.column_cells import Cell, ColumnCells
+from logitstore.digests import digest_bytes, digest_json
+from logitstore.manifest import Column, Manifest
 from logitstore.plan import Plan, PlanBlock, PlanSettings
 from logitstore.recipes import Answer
 
@@ -17,15 +19,20 @@ TEXT = {"kind": "text", "version": "1"}
 SIGNAL = {"kind": "signal", "signal": "sparse", "tokens": "t", "selection": {"policy": "topk", "k": "4"}}
 
 
+def digest(name: str) -> str:
+    return digest_bytes(name.encode())
+
+
 def cell(name: str, num_rows: int = 3, num_bytes: int = 9) -> Cell:
-    return Cell(f"part {name}", f"content {name}", num_rows, num_bytes)
+    stats = {"num_rows": num_rows, "bytes.x": num_bytes}
+    return Cell(digest(f"part {name}"), digest(f"content {name}"), stats)
 
 
 COLUMNS = (
-    Column(TEXT, "text", (cell("a"), cell("b"), cell("c")), {"num_rows": 9}),
-    Column(SIGNAL, "teacher", (cell("d"), None, cell("f")), {"num_rows": 6}),
+    Column(TEXT, "text", (cell("a"), cell("b"), cell("c")), {"bytes": {"fill_value": 0}}, ("ef" * 32,)),
+    Column(SIGNAL, "teacher", (cell("d"), None, cell("f"))),
 )
-MANIFEST = Manifest("ab" * 32, PLAN, COLUMNS)
+MANIFEST = Manifest("ab" * 32, PLAN, COLUMNS, (3,))
 
 
 @pytest.mark.parametrize(
@@ -52,20 +59,20 @@ def test_manifest_of_a_plan_without_blocks_reads_back():
     [
         replace(MANIFEST, columns=COLUMNS[::-1]),
         replace(MANIFEST, columns=tuple(replace(column, label="renamed") for column in COLUMNS)),
-        replace(MANIFEST, columns=tuple(replace(column, stats={"num_rows": 1}) for column in COLUMNS)),
+        replace(MANIFEST, columns=tuple(replace(column, schemas={}, pages=()) for column in COLUMNS), page_ends=()),
         replace(MANIFEST, plan_digest="cd" * 32, plan=replace(PLAN, sources=("elsewhere",))),
         replace(
             MANIFEST,
             columns=tuple(
                 replace(
                     column,
-                    cells=tuple(c and replace(c, part="re-encoded", num_bytes=1) for c in column.cells),
+                    cells=tuple(c and replace(c, part=digest("re-encoded"), stats={}) for c in column.cells),
                 )
                 for column in COLUMNS
             ),
         ),
     ],
-    ids=["order", "labels", "stats", "paths", "encoding"],
+    ids=["order", "labels", "indexes", "paths", "encoding"],
 )
 def test_identity_ignores_all_but_content(same):
     assert same.identity == MANIFEST.identity
@@ -88,17 +95,49 @@ def test_identity_sees_content(other):
 
 
 def test_column_of_answers_sums_and_keeps_holes():
-    answers = [
-        Answer(
-            {"part": "p", "content": "c"}, {"num_rows": 5, "num_scored": 4, "bytes.sparse": 30, "bytes.metadata": 2}
-        ),
-        None,
-        Answer({"part": "q", "content": "d"}, {"num_rows": 7, "num_scored": 7, "bytes.sparse": 50}),
-    ]
+    p, c, q, d = map(digest, "pcqd")
+    first = {"num_rows": 5, "num_scored": 4, "bytes.sparse": 30, "bytes.metadata": 2}
+    second = {"num_rows": 7, "num_scored": 7, "bytes.sparse": 50}
+    answers = [Answer({"part": p, "content": c}, first), None, Answer({"part": q, "content": d}, second)]
     column = Column.of_answers(SIGNAL, "teacher", answers)
-    assert column.cells == (Cell("p", "c", 5, 32), None, Cell("q", "d", 7, 50))
+    assert list(column.cells) == [Cell(p, c, first), None, Cell(q, d, second)]
+    assert [cell and (cell.num_rows, cell.num_bytes) for cell in column.cells] == [(5, 32), None, (7, 50)]
+    assert column.cells.num_bytes == 82
     assert column.stats == {"num_rows": 12, "num_scored": 11, "bytes.sparse": 80, "bytes.metadata": 2}
     assert (column.num_holes, column.kind, column.id) == (1, "signal", digest_json(SIGNAL))
+    assert column.part_digests() == {p, q}
+
+
+# Cells
+
+CELLS = ColumnCells.of([cell("a"), None, cell("c", 4)])
+
+
+def test_cells_are_a_sequence():
+    assert len(CELLS) == 3
+    assert CELLS[1:] == (None, cell("c", 4))
+    assert (CELLS[0], CELLS[-1], CELLS[-2]) == (cell("a"), cell("c", 4), None)
+    with pytest.raises(IndexError):
+        CELLS[3]
+    assert ColumnCells.of([cell("a"), None, cell("c")]) != CELLS
+    assert ColumnCells.of([cell("a"), cell("b"), cell("c", 4)]) != CELLS
+    assert ColumnCells.of(CELLS) is CELLS
+
+
+def test_cells_taken_in_another_order():
+    assert list(CELLS.take(np.array([2, -1, 0, 1, 2]))) == [cell("c", 4), None, cell("a"), None, cell("c", 4)]
+    assert list(ColumnCells.empty(0).take(np.array([-1, -1]))) == [None, None]
+
+
+def test_cells_that_are_left_out_leave_nothing_behind():
+    assert CELLS.only(np.array([True, True, False])) == ColumnCells.of([cell("a"), None, None])
+    assert CELLS.only(np.zeros(3, bool)).identity == ColumnCells.empty(3).identity
+
+
+def test_answers_are_added_and_replaced():
+    changed = CELLS.with_answers([(1, cell("b")), (2, Cell(digest("p"), digest("c"), {"other": 2}))])
+    assert list(changed) == [cell("a"), cell("b"), Cell(digest("p"), digest("c"), {"other": 2})]
+    assert list(CELLS) == [cell("a"), None, cell("c", 4)]
 
 
 def test_find_by_kind_and_fields():
