@@ -25,7 +25,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from logitstore.consumer.primitive import head_outputs
 from logitstore.producer.packing import PackedBatch, Windows, pack
-from logitstore.producer.scoring import score_block
+from logitstore.producer.scoring import Measures, score_block
 from logitstore.producer.selection import Policy, Threshold, TopK
 from logitstore.producer.teacher import Teacher
 from logitstore.token_parts import TokenBlock
@@ -79,7 +79,7 @@ def _scoring(size: str, device: str, num_tokens: int, batch_tokens: int, repeats
 
     def scored(policy: Policy) -> Callable[[], None]:
         def run() -> None:
-            score_block(teacher, tokens, words, windows, batch_tokens, policy, (1.0,))
+            score_block(teacher, tokens, words, windows, batch_tokens, Measures(policy=policy))
 
         return run
 
@@ -128,7 +128,7 @@ def _check(device: str) -> float:
     words = np.arange(len(tokens.ends), dtype=np.uint64)
     dtype = "bf16" if device.startswith("cuda") else "fp32"
     found, expected = (
-        score_block(_teacher("tiny", kind, where), tokens, words, windows, 1024, None, (1.0,)).scalars[:, 0]
+        score_block(_teacher("tiny", kind, where), tokens, words, windows, 1024, Measures(policy=None)).scalars[:, 0]
         for kind, where in ((dtype, device), ("fp32", "cpu"))
     )
     return float(np.nanmax(np.abs(found - expected)))

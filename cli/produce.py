@@ -20,14 +20,24 @@ teacher_run_options = option_group(
         "--select",
         default="threshold:12",
         show_default=True,
-        help="Sparse entries: topk:K, threshold:N (N entries on average) or threshold:THETA.",
+        help="Sparse entries: threshold:N (N on average, likely ones for certain, others by unbiased sampling), "
+        "threshold:THETA, sample:N (N draws), topk:K, topp:P,max=K, given:URL (Parquet: document, position, ids), or "
+        "several joined by +.",
     ),
     click.option(
         "--temperatures",
         default="1",
         show_default=True,
-        help="Temperatures to train at, e.g. 1,2 (other than 1: topk only).",
+        help="Temperatures to train at, e.g. 1,2 (other than 1: nothing sampled).",
     ),
+    click.option("--logprob-step", type=float, default=0.1, show_default=True, help="Rounding of log-probs, in nats."),
+    click.option(
+        "--sampled-logprobs/--no-sampled-logprobs",
+        default=False,
+        show_default=True,
+        help="Keep log-probs of sampled entries; at temperature 1 students do without.",
+    ),
+    click.option("--log-z", is_flag=True, help="Keep the raw log Z of every row among the scalars."),
     click.option("--max-length", type=int, help="Tokens a teacher sees at once; its context length if not given."),
     click.option("--overlap", type=int, help="Context that windows of long documents repeat; a quarter of a window."),
     click.option("--dtype", type=click.Choice(["auto", "bf16", "fp16", "fp32"]), default="auto", show_default=True),
@@ -35,7 +45,7 @@ teacher_run_options = option_group(
     click.option("--batch-tokens", type=click.IntRange(1), help="Tokens of a packed batch."),
     click.option("--deterministic/--no-deterministic", default=None, help="Bitwise repeatable; the default on a CPU."),
     click.option("--threads", type=click.IntRange(1), help="CPU threads of torch; all if not given."),
-    click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Of sampled entries."),
+    click.option("--seed", type=click.IntRange(0, 2**64 - 1), default=0, show_default=True, help="Of sampled entries."),
     click.option("--allow-pickle", is_flag=True, help="Load *.bin weights, which can run any code."),
     click.option("--trust-remote-code", is_flag=True, help="Run the teacher's own modelling code."),
 )

@@ -21,6 +21,7 @@ from logitstore.documents import TRAINABLE_ROLES
 from logitstore.errors import ConfigError, TrainingError
 from logitstore.inspection import stored_tokenizer
 from logitstore.manifest import Column, Manifest
+from logitstore.selections import is_sampled, policy_names, selection_name
 from logitstore.signals import SparseSignal, read_scalars, read_sparse
 from logitstore.store import DatasetVersion, Store
 from logitstore.text_parts import read_documents_of
@@ -125,7 +126,7 @@ class TrainingData:
             student: the student's tokenizer.
             teacher_weights: by teacher name, made to sum to one; every teacher of the dataset with equal weight by
                 default, none if empty.
-            selection: where a teacher has several: a policy, such as ``topk``, or with its number, ``topk:64``.
+            selection: where a teacher has several: ``topk``, or with its number, ``topk:64``; unions ``topk+sample``.
             loss_on: ``all`` tokens, or ``answers``: completions and assistant turns.
 
         Raises:
@@ -151,7 +152,7 @@ class TrainingData:
         """
         for teacher in self.teachers:
             template = teacher.sparse.template
-            if template["selection"]["policy"] != "topk":
+            if is_sampled(template["selection"]):
                 require_unit_temperature(temperature)
             elif temperature not in (stored := [float(number) for number in template["temperatures"]]):
                 known = ", ".join(f"{number:g}" for number in stored)
@@ -226,12 +227,7 @@ def _weights(version: DatasetVersion, asked: Mapping[str, float] | None) -> dict
 def _selection_names(column: Column) -> set[str]:
     """What ``--selection`` may call a signal: ``topk`` or ``topk:64``."""
     selection = column.template["selection"]
-    return {selection["policy"], _selection_name(column)}
-
-
-def _selection_name(column: Column) -> str:
-    selection = column.template["selection"]
-    return f"{selection['policy']}:{selection.get('k') or selection.get('theta')}"
+    return {policy_names(selection), selection_name(selection)}
 
 
 def _teacher_columns(
@@ -244,7 +240,7 @@ def _teacher_columns(
     selection: str | None,
 ) -> TeacherColumns:
     found = [column for column in manifest.find("signal", signal="sparse") if column.label == name]
-    stored = ", ".join(map(_selection_name, found))
+    stored = ", ".join(selection_name(column.template["selection"]) for column in found)
     if selection is not None:
         found = [column for column in found if selection in _selection_names(column)]
     if not found:

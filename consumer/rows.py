@@ -3,9 +3,9 @@
 A stored row lists tokens with log-probs over the whole vocabulary. There are two kinds, and the objective of each reads
 different numbers from it:
 
-- top-k: the row is exact and comes with the log mass outside it, so it is a *partition* {listed, rest} of the teacher's
-  distribution, at any temperature for which that mass was stored. It is renormalised here by its own sum, so that the
-  rounding of stored log-probs cannot make a divergence negative.
+- nothing sampled (top-k, top-p, given ids): the row is exact and comes with the log mass outside it, so it is a
+  *partition* {listed, rest} of the teacher's distribution, at any temperature for which that mass was stored. It is
+  renormalised here by its own sum, so that the rounding of stored log-probs cannot make a divergence negative.
 - sampled: some entries are there for certain and weigh p, the others stand for n draws and weigh n times the weight of
   a draw. The weights are an *unbiased* estimate of the distribution, not a distribution: they sum to 1 only in
   expectation, and must not be renormalised.
@@ -78,7 +78,7 @@ class TeacherRows:
 
 
 def partition_rows(ids_NK: Tensor, logprobs_NK: Tensor, log_rest_N: Tensor, temperature: float = 1.0) -> TeacherRows:
-    """Rows of a top-k selection as the partition {listed, rest} at a temperature, renormalised by its own sum.
+    """Rows of exact entries as the partition {listed, rest} at a temperature, renormalised by its own sum.
 
     With p the teacher's probabilities at temperature 1, entry i has mass p_i^(1/T) / Z and the rest
     sum_{j not listed} p_j^(1/T) / Z. That sum cannot be recovered from log-probs at temperature 1: it was stored.
@@ -88,7 +88,15 @@ def partition_rows(ids_NK: Tensor, logprobs_NK: Tensor, log_rest_N: Tensor, temp
         logprobs_NK: [N, K] nats over the whole vocabulary, at temperature 1; what stands at fill is ignored.
         log_rest_N: [N] log sum_{j not listed} p_j^(1/T), nats; -inf if nothing is left.
         temperature: T.
+
+    Raises:
+        ConfigError: the log-prob of an entry was not stored.
     """
+    if bool((logprobs_NK.isnan() & (ids_NK >= 0)).any()):
+        raise ConfigError(
+            "the log-probs of sampled entries were not stored, and a divergence on the listed tokens needs them: "
+            "produce with --sampled-logprobs, or use their weights (sampled_rows)"
+        )
     scores_NK = (logprobs_NK.float() / temperature).masked_fill(ids_NK < 0, -math.inf)
     log_rest_N = log_rest_N.float()
     log_sum_N = torch.logaddexp(scores_NK.logsumexp(-1), log_rest_N)
@@ -134,5 +142,5 @@ def require_unit_temperature(temperature: float) -> None:
         raise ConfigError(
             f"temperature {temperature:g} cannot be served from sampled entries: they were drawn at "
             "temperature 1, and reweighting them multiplies the gradient's variance by 10 at temperature 1.5 and by "
-            "hundreds at 2. Train at temperature 1, or produce a top-k signal"
+            "hundreds at 2. Train at temperature 1, or produce with a selection that samples nothing, such as topk:64"
         )

@@ -11,6 +11,7 @@ import numpy as np
 from logitstore.columns import inputs_of
 from logitstore.errors import StoreError
 from logitstore.manifest import Column, Manifest
+from logitstore.selections import selection_name
 from logitstore.signals import read_sparse
 from logitstore.store import DatasetVersion, Store
 from logitstore.token_parts import read_tokens
@@ -153,7 +154,7 @@ def _signal_name(column: Column) -> str:
     selection = column.template.get("selection")
     if selection is None:
         return column.template["signal"]
-    return f"{column.template['signal']} {selection['policy']}:{selection.get('k') or selection.get('theta')}"
+    return f"{column.template['signal']} {selection_name(selection)}"
 
 
 def _alignment(manifest: Manifest, column: Column) -> dict[str, Any]:

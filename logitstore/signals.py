@@ -2,7 +2,7 @@
 
 Signal ``scalars``:
 
-    scalars    float32 [T, S]   columns by name, see ``SCALAR_COLUMNS`` and ``log_z_ratio@T``; NaN where not scored
+    scalars    float32 [T, S]   columns by name, see ``scalar_columns``; NaN where not scored
     scored     bool [T]
 
 Signal ``sparse``:
@@ -25,8 +25,17 @@ from logitstore.parts import ArrayToStore, Part, StagedPart, stage
 from logitstore.sparse import DEFAULT_STEP_NATS, SparseRows
 
 SIGNALS = ("scalars", "sparse")
-SCALAR_COLUMNS = ("logprob", "rank", "argmax_id", "argmax_logprob", "entropy")
-"""Log-prob and rank (0: most likely; ties by id) of the realised token, likeliest token, its log-prob, entropy."""
+START_CLASSES = ("space", "punctuation", "end")
+"""What a token can start with at a boundary: ASCII whitespace; other ASCII that is no letter, digit or ``_``; or it is
+a special token, without bytes, that ends a text or a turn."""
+SCALAR_COLUMNS = (
+    *("logprob", "rank", "argmax_id", "argmax_logprob", "entropy"),
+    *(f"starts@{name}" for name in START_CLASSES),
+)
+"""Log-prob and rank (0: most likely; ties by id) of the realised token, likeliest token, its log-prob, entropy; log of
+the sum of p over all tokens that start at a boundary, by class."""
+STARTS_FLOOR_NATS = -70.0
+"""Least value of a ``starts@`` column, that of an empty class too: below it, float32 probabilities underflow."""
 
 WHOLE_NUMBERS = frozenset({"rank", "argmax_id"})
 """Scalar columns that are stored as they are; all others are nats, in steps of ``SCALAR_STEP_NATS``."""
@@ -50,24 +59,34 @@ class SparseSignal:
     draw_weight: float | None
 
 
-def scalar_columns(temperatures: tuple[float, ...]) -> list[str]:
-    """Names of the columns; ``log_z_ratio@T`` is the log of the sum of p^(1/T) over the vocabulary, nats."""
-    return [*SCALAR_COLUMNS, *(f"log_z_ratio@{temperature:g}" for temperature in temperatures if temperature != 1.0)]
+def scalar_columns(temperatures: tuple[float, ...], *, log_z: bool = False) -> list[str]:
+    """Names of the columns, in their order.
+
+    ``log_z_ratio@T`` is the log of the sum of p^(1/T) over the vocabulary, nats; ``log_z``, the last if asked for, that
+    of exp(logit).
+    """
+    ratios = [f"log_z_ratio@{temperature:g}" for temperature in temperatures if temperature != 1.0]
+    return [*SCALAR_COLUMNS, *ratios, *(["log_z"] if log_z else [])]
 
 
-def stage_scalars(values: np.ndarray, scored: np.ndarray, temperatures: tuple[float, ...]) -> StagedPart:
+def stage_scalars(
+    values: np.ndarray, scored: np.ndarray, temperatures: tuple[float, ...], *, log_z: bool = False
+) -> StagedPart:
     """A part of scalars, rounded; NaN where not scored.
 
     Args:
         values: float32 [T, S] in the order of ``scalar_columns``.
         scored: bool [T].
         temperatures: 1.0 first.
+        log_z: whether the last column is ``log_z``.
     """
     attributes: dict[str, Any] = {
-        "columns": scalar_columns(temperatures),
+        "columns": scalar_columns(temperatures, log_z=log_z),
         "unit": "nat",
         "step_nats": decimal(SCALAR_STEP_NATS),
         "error_nats": SCALAR_STEP_NATS / 2,
+        "whole_numbers": sorted(WHOLE_NUMBERS),
+        "starts_floor_nats": STARTS_FLOOR_NATS,
     }
     rounded = quantise_nats(values, SCALAR_STEP_NATS)
     for number, column in enumerate(attributes["columns"]):

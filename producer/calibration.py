@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from logitstore.producer.packing import PackedBatch, Windows, pack
-from logitstore.producer.selection import MIN_THETA
+from logitstore.producer.systematic import MIN_THETA
 from logitstore.producer.teacher import Teacher
 from logitstore.token_parts import TokenBlock
 

@@ -5,15 +5,21 @@ from __future__ import annotations
 import math
 import os
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from logitstore.errors import ConfigError, TokenizerError
 from logitstore.hub import resolve_folder, split_model
+from logitstore.producer.given import Given
 from logitstore.producer.packing import Windows
-from logitstore.producer.selection import Policy, ThresholdBudget, parse_selection
+from logitstore.producer.selection import Policy, ThresholdBudget, parse_selection, parts_of
 from logitstore.signals import SIGNALS
+from logitstore.sparse import DEFAULT_STEP_NATS
 from logitstore.tokenizer import Tokenizer
+
+_MIN_STEP_NATS = 0.01
+"""Log-probs are stored down to -65,534 steps: at this one to -655 nats."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,7 +31,13 @@ class ProduceConfig:
     select: str = "threshold:12"
     """Selection policy of the sparse signal."""
     temperatures: tuple[float, ...] = (1.0,)
-    """Temperatures that a student may be trained at from ``topk`` entries."""
+    """Temperatures that a student may be trained at from entries of which none is sampled."""
+    logprob_step: float = DEFAULT_STEP_NATS
+    """Step, in nats, to which the entries' log-probs are rounded."""
+    sampled_logprobs: bool = False
+    """Whether sampled entries keep their log-prob; at temperature 1 their weight is known without it."""
+    log_z: bool = False
+    """Whether the scalars include the log of the sum of exp(logit)."""
     max_length: int | None = None
     """Tokens that a teacher sees at once; its context length by default."""
     overlap: int | None = None
@@ -53,19 +65,29 @@ class ProduceConfig:
             raise ConfigError(f"--temperatures {self.temperatures}: expected positive numbers, 1 among them")
         # One order, because it is part of the recipe; 1 comes first.
         object.__setattr__(self, "temperatures", tuple(sorted(set(self.temperatures), key=lambda t: (t != 1.0, t))))
-        parse_selection(self.select, self.seed)
+        if not 0 <= self.seed < 1 << 64:
+            raise ConfigError(f"--seed {self.seed}: expected a whole number from 0 to 2^64 - 1")
+        if not _MIN_STEP_NATS <= self.logprob_step <= 1:
+            raise ConfigError(f"--logprob-step {self.logprob_step:g}: expected nats, {_MIN_STEP_NATS:g} to 1")
         if len(self.temperatures) > 1 and self.samples:
             raise ConfigError(
-                "--temperatures other than 1 need --select topk:K: draws made at temperature 1 cannot serve another"
+                "--temperatures other than 1 need a selection that samples nothing, such as --select topk:K: draws "
+                "made at temperature 1 cannot serve another"
             )
 
-    @property
+    @cached_property
     def selection(self) -> Policy | ThresholdBudget:
+        """Read once, because ids given from outside are read with it."""
         return parse_selection(self.select, self.seed)
 
     @property
     def samples(self) -> bool:
-        return not self.select.startswith("topk")
+        return isinstance(self.selection, ThresholdBudget) or self.selection.draw_weight is not None
+
+    @property
+    def given(self) -> Given | None:
+        """The part of the selection that is given from outside."""
+        return next((part for part in parts_of(self.selection) if isinstance(part, Given)), None)
 
     def resolved_device(self) -> str:
         if self.device != "auto":
@@ -129,6 +151,8 @@ class TeacherRequest:
                 f"{folder}: its tokenizer has {tokenizer.vocab_size} tokens, its model only {vocabulary}: they do not "
                 "belong together; save the right tokenizer beside the model"
             )
+        if config.given is not None:
+            config.given.check_vocabulary(vocabulary, name or str(folder))
         windows = _windows(str(folder), context_length(folder, trust_code=trust), config)
         fingerprint = fingerprint_model(folder, allow_pickle=config.allow_pickle, trust_code=trust)
         return cls(name or folder.resolve().name, folder, tokenizer, windows, fingerprint)

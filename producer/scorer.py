@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Callable, Mapping
+from functools import cached_property
 from importlib.metadata import version
 from typing import Any
 
@@ -12,16 +13,15 @@ import torch
 
 from logitstore.columns import TEXT_ID, Template, recipe_for
 from logitstore.digests import decimal, digest_json
-from logitstore.documents import Document
 from logitstore.plan import Plan
 from logitstore.producer.calibration import resolve_theta
 from logitstore.producer.request import ProduceConfig, TeacherRequest, execution
-from logitstore.producer.scoring import ScoredBlock, score_block
-from logitstore.producer.selection import Policy, Threshold, ThresholdBudget
+from logitstore.producer.scalars import start_masks
+from logitstore.producer.scoring import Measures, ScoredBlock, score_block
+from logitstore.producer.selection import Policy, ThresholdBudget
 from logitstore.producer.teacher import Teacher
 from logitstore.recipes import Answer, Recipe
-from logitstore.signals import stage_scalars, stage_sparse
-from logitstore.sparse import DEFAULT_STEP_NATS
+from logitstore.signals import SCALAR_STEP_NATS, stage_scalars, stage_sparse
 from logitstore.store import Store
 from logitstore.text_columns import TextColumns
 from logitstore.text_parts import read_documents_of
@@ -78,15 +78,18 @@ class Scorer:
             self.num_forward_tokens += num_tokens
             progress(num_tokens)
 
+        tokens = read_tokens(self._store.part(answers[self._tokens].part))
+        digests = [document.digest() for document in documents]
+        given = self._config.given if self._policy is not None else None
         scored = score_block(
             self.teacher,
-            read_tokens(self._store.part(answers[self._tokens].part)),
-            _digest_words(documents),
+            tokens,
+            _digest_words(digests),
             self._request.windows,
             self._batch_tokens,
-            self._policy,
-            self._config.temperatures,
+            self._measures,
             advance,
+            given=None if given is None else given.source.block([digest.hex() for digest in digests], tokens),
         )
         self.num_scored_blocks += 1
         for signal, recipe in missing.items():
@@ -105,22 +108,37 @@ class Scorer:
             )
         return self._teacher
 
+    @cached_property
+    def _measures(self) -> Measures:
+        config, tokenizer = self._config, self._request.tokenizer
+        return Measures(
+            policy=self._policy,
+            temperatures=config.temperatures,
+            step_nats=config.logprob_step,
+            sampled_logprobs=config.sampled_logprobs,
+            log_z=config.log_z,
+            starts=start_masks(tokenizer.token_bytes, tokenizer.special_ids, self.teacher.vocabulary_size),
+        )
+
     def _template(self, signal: str) -> dict[str, Any]:
         temperatures = [decimal(temperature) for temperature in self._config.temperatures]
         template = {"kind": "signal", "signal": signal, "temperatures": temperatures, **self._common_recipe()}
-        if signal == "sparse":
-            assert self._policy is not None, "a sparse signal has a selection"
-            template["selection"] = self._policy.to_json()
+        if signal == "scalars":
+            return template | {"step_nats": decimal(SCALAR_STEP_NATS), "log_z": self._config.log_z}
+        assert self._policy is not None, "a sparse signal has a selection"
+        template |= {"step_nats": decimal(self._config.logprob_step), "selection": self._policy.to_json()}
+        # Where nothing is sampled, the option changes nothing.
+        if self._policy.draw_weight is not None:
+            template["sampled_logprobs"] = self._config.sampled_logprobs
         return template
 
     def _common_recipe(self) -> dict[str, Any]:
         return {
-            "version": "1",
+            "version": "2",
             "teacher": self._request.fingerprint,
             "tokens": self._tokens,
             "windows": self._request.windows.to_json(),
             "dtype": self._config.resolved_dtype(self._device),
-            "step_nats": decimal(DEFAULT_STEP_NATS),
             **execution(self._config, self._device, self._batch_tokens),
         }
 
@@ -140,12 +158,12 @@ class Scorer:
             block = read_tokens(self._store.part(tokens.part))
             theta = resolve_theta(self.teacher, block, self._request.windows, self._batch_tokens, selection.entries)
             answer = self._store.commit_result(recipe, {"theta": decimal(theta)}, self._provenance())
-        return Threshold(float(answer.result["theta"]), selection.seed)
+        return selection.resolve(float(answer.result["theta"]))
 
     def _commit(self, signal: str, recipe: Recipe, scored: ScoredBlock) -> None:
         stats = {"num_rows": len(scored.scored), "num_scored": int(scored.scored.sum())}
         if signal == "scalars":
-            part = stage_scalars(scored.scalars, scored.scored, self._config.temperatures)
+            part = stage_scalars(scored.scalars, scored.scored, self._config.temperatures, log_z=self._config.log_z)
         else:
             assert scored.sparse is not None, "a sparse signal has a selection"
             part = stage_sparse(scored.sparse)
@@ -160,6 +178,6 @@ class Scorer:
         return {"device": device, "attention": "sdpa", **{name: version(name) for name in libraries}}
 
 
-def _digest_words(documents: list[Document]) -> np.ndarray:
+def _digest_words(digests: list[bytes]) -> np.ndarray:
     """uint64 [D]: 64 bits of each document's digest."""
-    return np.array([int.from_bytes(document.digest()[16:24], "big") for document in documents], np.uint64)
+    return np.array([int.from_bytes(digest[16:24], "big") for digest in digests], np.uint64)

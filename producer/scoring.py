@@ -1,12 +1,12 @@
 """One block through a teacher: packed forwards, then hidden states to signals in chunks of rows.
 
-Shapes: N tokens of a batch, R rows of a chunk, V vocabulary, S scalars or temperatures, E entries.
+Shapes: N tokens of a batch, R rows of a chunk, V vocabulary, S scalars or temperatures, E entries, C classes of starts.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -14,11 +14,13 @@ from torch import Tensor
 
 from logitstore.counter_random import uniform_words
 from logitstore.errors import ModelError
+from logitstore.producer.given import GivenRows
 from logitstore.producer.packing import Windows, pack
-from logitstore.producer.selection import Entries, Policy, Rows
+from logitstore.producer.policy import Entries, Policy, Rows
+from logitstore.producer.scalars import scalars_of, scaled_logprobs
 from logitstore.producer.teacher import Teacher
-from logitstore.signals import SparseSignal, scalar_columns
-from logitstore.sparse import DEFAULT_STEP_NATS, MAX_QUANTA, SparseRows, offsets_of
+from logitstore.signals import START_CLASSES, SparseSignal, scalar_columns
+from logitstore.sparse import DEFAULT_STEP_NATS, MAX_QUANTA, NOT_STORED, SparseRows, offsets_of
 from logitstore.token_parts import TokenBlock
 
 _CHUNK_LOGITS = {"cpu": 1 << 20, "cuda": 1 << 26}
@@ -30,6 +32,31 @@ _TINY_MASS = 1e-35
 # An entry as one integer that sorts into the stored order: row, whether it is not the realised token, quanta, id; last,
 # its draws. Rows and ids take at most 28 bits together, since a chunk has at most 2^26 logits or a single row.
 _ID_SHIFT = 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measures:
+    """What is written down about each row.
+
+    Attributes:
+        policy: which entries to keep; None for scalars only.
+        temperatures: for which log Z and the mass outside the row are kept; 1.0 first.
+        step_nats: of the entries' log-probs.
+        sampled_logprobs: whether those of sampled entries are kept.
+        log_z: whether the raw log Z is a scalar.
+        starts: float32 [V, C] as ``scalars.start_masks`` makes it; None if nothing is known of the tokens.
+    """
+
+    policy: Policy | None
+    temperatures: tuple[float, ...] = (1.0,)
+    step_nats: float = DEFAULT_STEP_NATS
+    sampled_logprobs: bool = False
+    log_z: bool = False
+    starts: np.ndarray | None = field(default=None, repr=False)
+
+    @property
+    def columns(self) -> list[str]:
+        return scalar_columns(self.temperatures, log_z=self.log_z)
 
 
 @dataclass(frozen=True)
@@ -47,15 +74,16 @@ class ScoredBlock:
     sparse: SparseSignal | None
 
 
+@torch.inference_mode()
 def score_block(
     teacher: Teacher,
     tokens: TokenBlock,
     document_words: np.ndarray,
     windows: Windows,
     batch_tokens: int,
-    policy: Policy | None,
-    temperatures: tuple[float, ...],
+    measures: Measures,
     progress: Callable[[int], None] = lambda num_tokens: None,
+    given: GivenRows | None = None,
 ) -> ScoredBlock:
     """Run the teacher over a block.
 
@@ -65,21 +93,25 @@ def score_block(
         document_words: uint64 [D], 64 bits of each document's digest, which key its random numbers.
         windows: how long documents are cut.
         batch_tokens: tokens of a packed batch.
-        policy: which entries to keep; None for scalars only.
-        temperatures: for which log Z and the mass outside the row are kept; 1.0 first.
+        measures: what is kept.
         progress: called with the number of tokens after each batch.
+        given: ids for the block's rows, if the policy selects by such.
 
     Raises:
         ModelError: the teacher's logits are not finite.
     """
+    policy, device = measures.policy, teacher.device
     words = uniform_words(
-        policy_seed(policy), np.repeat(document_words, tokens.ends - tokens.begins), tokens.positions()
+        0 if policy is None else policy.seed, np.repeat(document_words, tokens.ends - tokens.begins), tokens.positions()
     ).view(np.int64)
-    scalars = np.full((tokens.num_tokens, len(scalar_columns(temperatures))), np.nan, np.float32)
-    rest = np.full((tokens.num_tokens, len(temperatures)), np.nan, np.float32)
+    scalars = np.full((tokens.num_tokens, len(measures.columns)), np.nan, np.float32)
+    rest = np.full((tokens.num_tokens, len(measures.temperatures)), np.nan, np.float32)
     scored = np.zeros(tokens.num_tokens, bool)
     found: list[tuple[np.ndarray, SparseRows]] = []
-    device = teacher.device
+    starts = measures.starts
+    if starts is None:
+        starts = np.zeros((teacher.vocabulary_size, len(START_CLASSES)), np.float32)
+    starts_VC = torch.from_numpy(starts).to(device)
     chunk = max(1, _CHUNK_LOGITS.get(device.type, 1 << 22) // teacher.vocabulary_size)
     for batch in pack(tokens, windows, batch_tokens):
         hidden_ND = teacher.hidden(torch.from_numpy(batch.ids).to(device), torch.from_numpy(batch.positions).to(device))
@@ -88,86 +120,55 @@ def score_block(
             rows = batch.rows[begin : begin + chunk]
             realised_R = torch.from_numpy(tokens.ids[rows].astype(np.int64)).to(device)
             words_R = torch.from_numpy(words[rows]).to(device)
+            given_RK = None if given is None else torch.from_numpy(given.table(rows)).to(device)
+            logits_RV = teacher.head(hidden_TD[begin : begin + chunk])
             scalars[rows], chosen = _score_rows(
-                teacher, hidden_TD[begin : begin + chunk], realised_R, words_R, policy, temperatures
+                teacher.where, logits_RV, realised_R, words_R, given_RK, starts_VC, measures
             )
             if chosen is not None:
                 entries, rest[rows] = chosen
                 found.append((rows, entries))
         scored[batch.rows] = True
         progress(len(batch.ids))
-    sparse = None if policy is None else SparseSignal(_assemble(tokens, found), rest, temperatures, policy.draw_weight)
-    return ScoredBlock(scalars, scored, sparse)
+    if policy is None:
+        return ScoredBlock(scalars, scored, None)
+    entries = _assemble(tokens, found, measures.step_nats)
+    return ScoredBlock(scalars, scored, SparseSignal(entries, rest, measures.temperatures, policy.draw_weight))
 
 
-def policy_seed(policy: Policy | None) -> int:
-    return int(policy.to_json().get("seed", "0")) if policy is not None else 0
-
-
-@torch.inference_mode()
 def _score_rows(
-    teacher: Teacher,
-    hidden_RD: Tensor,
+    where: str,
+    logits_RV: Tensor,
     realised_R: Tensor,
     words_R: Tensor,
-    policy: Policy | None,
-    temperatures: tuple[float, ...],
+    given_RK: Tensor | None,
+    starts_VC: Tensor,
+    measures: Measures,
 ) -> tuple[np.ndarray, tuple[SparseRows, np.ndarray] | None]:
     """Of one chunk: scalars [R, S]; with a policy, entries and log mass outside the row [R, S]."""
-    logits_RV = teacher.head(hidden_RD)
     probs_RV = torch.softmax(logits_RV, dim=-1, dtype=torch.float32)
     max_R, argmax_R = logits_RV.max(-1)  # torch promises the first of equal maxima
     # The likeliest token has p >= 1 / V, so this is log Z to the last digits without another pass.
     log_z_R = max_R.float() - probs_RV.gather(-1, argmax_R[:, None])[:, 0].log()
-    scalars = _scalars(logits_RV, probs_RV, log_z_R, max_R, argmax_R, realised_R, temperatures).cpu().numpy()
+    temperatures = measures.temperatures
+    columns_RS = scalars_of(
+        logits_RV, probs_RV, log_z_R, argmax_R, realised_R, starts_VC, temperatures, log_z=measures.log_z
+    )
+    scalars = columns_RS.cpu().numpy()
     if not np.isfinite(scalars).all():
         raise ModelError(
-            f"{teacher.where}: its logits are not finite (NaN or infinity); try --dtype fp32, or check the weights"
+            f"{where}: its logits are not finite (NaN or infinity); try --dtype fp32, or check the weights"
         )
-    if policy is None:
+    if measures.policy is None:
         return scalars, None
-    chosen = policy.select(Rows(logits_RV, probs_RV, argmax_R, realised_R, words_R))
+    chosen = measures.policy.select(Rows(logits_RV, probs_RV, argmax_R, realised_R, words_R, given_RK))
     logprob_E = logits_RV[chosen.row_E, chosen.id_E].float() - log_z_R[chosen.row_E]
-    entries = _in_stored_order(chosen, logprob_E, realised_R, logits_RV.shape[-1])
+    quanta_E = (logprob_E * (-1 / measures.step_nats)).round().clamp(0, MAX_QUANTA).to(torch.int64)
+    if not measures.sampled_logprobs:
+        quanta_E.masked_fill_(chosen.draws_E > 0, NOT_STORED)
+    entries = _in_stored_order(chosen, quanta_E, realised_R, logits_RV.shape[-1])
     rest_RS = _log_rests(logits_RV, probs_RV, log_z_R, chosen, temperatures)
     return scalars, (entries, rest_RS.cpu().numpy())
-
-
-def _scalars(
-    logits_RV: Tensor,
-    probs_RV: Tensor,
-    log_z_R: Tensor,
-    max_R: Tensor,
-    argmax_R: Tensor,
-    realised_R: Tensor,
-    temperatures: tuple[float, ...],
-) -> Tensor:
-    """float32 [R, S], columns as ``scalar_columns`` names them."""
-    columns = [
-        logits_RV.gather(-1, realised_R[:, None])[:, 0].float() - log_z_R,
-        _rank(logits_RV, realised_R).float(),
-        argmax_R.float(),
-        max_R.float() - log_z_R,
-        log_z_R - (probs_RV * logits_RV).sum(-1),
-    ]
-    columns += [
-        _scaled_logprobs(logits_RV, log_z_R, temperature).logsumexp(-1)
-        for temperature in temperatures
-        if temperature != 1.0
-    ]
-    return torch.stack(columns, dim=-1)
-
-
-def _rank(logits_RV: Tensor, realised_R: Tensor) -> Tensor:
-    """int32 [R]: how many tokens come before the realised one, by (logit descending, id ascending)."""
-    logit_R1 = logits_RV.gather(-1, realised_R[:, None])
-    rank_R = (logits_RV > logit_R1).sum(-1, dtype=torch.int32)
-    tied_RV = logits_RV == logit_R1
-    tied_R = tied_RV.sum(-1, dtype=torch.int32) > 1
-    if tied_R.any():
-        earlier_V = torch.arange(logits_RV.shape[-1], device=logits_RV.device)
-        rank_R[tied_R] += (tied_RV[tied_R] & (earlier_V < realised_R[tied_R, None])).sum(-1, dtype=torch.int32)
-    return rank_R
 
 
 def _log_rests(
@@ -183,23 +184,18 @@ def _log_rests(
         if temperature == 1.0 and not underflows:
             columns.append(mass_R.log())
         else:
-            scaled_RV = _scaled_logprobs(logits_RV, log_z_R, temperature)
+            scaled_RV = scaled_logprobs(logits_RV, log_z_R, temperature)
             scaled_RV[chosen.row_E, chosen.id_E] = -torch.inf
             columns.append(scaled_RV.logsumexp(-1))
     return torch.stack(columns, dim=-1)
 
 
-def _scaled_logprobs(logits_RV: Tensor, log_z_R: Tensor, temperature: float) -> Tensor:
-    return (logits_RV.float() - log_z_R[:, None]) / temperature
-
-
-def _in_stored_order(chosen: Entries, logprob_E: Tensor, realised_R: Tensor, vocabulary_size: int) -> SparseRows:
+def _in_stored_order(chosen: Entries, quanta_E: Tensor, realised_R: Tensor, vocabulary_size: int) -> SparseRows:
     """The entries of a chunk by row, the realised token first, then by (quanta, id)."""
     id_bits = vocabulary_size.bit_length()
     quanta_shift = _ID_SHIFT + id_bits
     other_shift = quanta_shift + 16
     row_shift = other_shift + 1
-    quanta_E = (logprob_E * (-1 / DEFAULT_STEP_NATS)).round().clamp(0, MAX_QUANTA).to(torch.int64)
     other_E = (chosen.id_E != realised_R[chosen.row_E]).to(torch.int64)
     key_E = (
         (chosen.row_E << row_shift)
@@ -218,7 +214,7 @@ def _in_stored_order(chosen: Entries, logprob_E: Tensor, realised_R: Tensor, voc
     )
 
 
-def _assemble(tokens: TokenBlock, found: list[tuple[np.ndarray, SparseRows]]) -> SparseRows:
+def _assemble(tokens: TokenBlock, found: list[tuple[np.ndarray, SparseRows]], step_nats: float) -> SparseRows:
     """Chunks of rows, each with the numbers of its rows in the block, put in the block's order."""
     counts = np.zeros(tokens.num_tokens, np.int64)
     for rows, entries in found:
@@ -228,4 +224,4 @@ def _assemble(tokens: TokenBlock, found: list[tuple[np.ndarray, SparseRows]]) ->
     for rows, entries in found:
         places = np.repeat(offsets[rows] - entries.offsets[:-1], entries.counts) + np.arange(entries.num_entries)
         ids[places], quanta[places], draws[places] = entries.ids, entries.quanta, entries.draws
-    return SparseRows(offsets, ids, quanta, draws)
+    return SparseRows(offsets, ids, quanta, draws, step_nats)

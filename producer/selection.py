@@ -1,186 +1,149 @@
-"""Selection policies: which entries of a distribution are kept.
+"""``--select``: from its text to a policy. Parts joined by ``+`` make a union.
 
-``topk:K`` keeps the K most likely tokens. ``threshold:THETA`` keeps for certain whatever has p >= theta, and samples
-the rest systematically: in id order, each with inclusion probability p / theta, steered by one uniform number per row.
-A sampled entry then stands for weight theta, a certain one for p, so that sums over the row are unbiased for sums over
-the vocabulary, and the weights of a row add up to 1 within theta. ``threshold:N`` (N >= 1) asks for the theta that
-keeps N entries a row on average.
+    topk:K             the K most likely tokens
+    topp:P,max=K       the smallest set of most likely tokens with mass >= P, at most K
+    sample:N           N draws with replacement (RS-KD)
+    threshold:THETA    p >= theta for certain, the rest by systematic sampling; THETA < 1
+    threshold:N        the same at the theta that keeps N entries a row on average; N >= 1
+    given:URL          ids supplied from outside
 
-Every policy keeps the realised token and the argmax for certain. Shapes: R rows, V vocabulary, E entries.
+Whatever a part of a union keeps for certain has inclusion probability 1, so that the others need not stand for it. One
+part at most may sample: two estimates of one distribution would have to be weighed against each other.
 """
 
 from __future__ import annotations
 
 import math
+import re
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from logitstore.codecs.sparse_rows import MAX_ROW_ENTRIES
-from logitstore.digests import decimal
+from logitstore.digests import canonical_json
 from logitstore.errors import ConfigError
-
-# Inclusion probabilities are summed as whole multiples of 2^-40: integer sums do not depend on how they are split.
-_FIXED_POINT_BITS = 40
-_FIXED_POINT = 1 << _FIXED_POINT_BITS
-# Running sums are taken within the groups of this many tokens where a draw falls, and over the sums of groups: a
-# running sum over the whole vocabulary would cost more than all the rest of a selection.
-_GROUP = 32
-
+from logitstore.producer.given import Given, GivenIds
+from logitstore.producer.likeliest import TopK, TopP
+from logitstore.producer.policy import Policy, Rows
+from logitstore.producer.systematic import MIN_THETA, Threshold
+from logitstore.producer.with_replacement import Sample
 
 MAX_K = MAX_ROW_ENTRIES - 1
 """The realised token is kept besides."""
-MIN_THETA = 2e-5
-"""A row has at most 1 / theta + 3 entries: what is likely, what is drawn, the realised token and the argmax."""
+MAX_SAMPLE = MAX_ROW_ENTRIES - 2
+"""The realised token and the argmax are kept besides."""
+
+_NEXT_PART = re.compile(r"\+(?=(?:topk|topp|sample|threshold|given):)")  # a URL may hold a plus
+_TOPP = re.compile(r"([^,]+),\s*max=(\d+)")
 
 
-class Rows(NamedTuple):
-    """Distributions, and what decides about their entries.
+@dataclass(frozen=True)
+class Union(Policy):
+    """Several policies at once, in the order of their recipes; one of them may sample."""
 
-    Attributes:
-        logits_RV: native dtype; ranks are decided on these, ties by the smaller id.
-        probs_RV: float32.
-        argmax_R: int64, the most likely token, the smallest id among equals.
-        realised_R: int64, the token that the text goes on with.
-        words_R: int64, uniform random bits of each row.
-    """
+    members: tuple[Policy, ...]
 
-    logits_RV: Tensor
-    probs_RV: Tensor
-    argmax_R: Tensor
-    realised_R: Tensor
-    words_R: Tensor
+    @property
+    def seed(self) -> int:
+        return 0 if self._sampler is None else self._sampler.seed
 
-
-class Entries(NamedTuple):
-    """The entries kept, each once, in no order: int64 row, token id, and draws that hit it, 0 if certain; [E] each."""
-
-    row_E: Tensor
-    id_E: Tensor
-    draws_E: Tensor
-
-
-class Policy(Protocol):
     @property
     def draw_weight(self) -> float | None:
-        """Weight of one draw of a sampled entry, None when the policy samples nothing."""
-
-    def to_json(self) -> dict[str, str]:
-        """What goes into the recipe."""
-
-    def select(self, rows: Rows) -> Entries:
-        """Choose entries."""
-
-
-@dataclass(frozen=True)
-class TopK:
-    k: int
+        return None if self._sampler is None else self._sampler.draw_weight
 
     @property
-    def draw_weight(self) -> None:
-        return None
+    def max_entries(self) -> int:
+        return sum(member.max_entries for member in self.members)
 
-    def to_json(self) -> dict[str, str]:
-        return {"policy": "topk", "k": str(self.k)}
+    def to_json(self) -> dict[str, object]:
+        return {"policy": "union", "of": [member.to_json() for member in self.members]}
 
-    def select(self, rows: Rows) -> Entries:
-        ids_RK = _first_topk(rows.logits_RV, min(self.k, rows.logits_RV.shape[-1]))
-        row_RK = torch.arange(len(ids_RK), device=ids_RK.device)[:, None].expand_as(ids_RK)
-        row_M = (ids_RK != rows.realised_R[:, None]).all(-1).nonzero()[:, 0]
-        row_E = torch.cat([row_RK.reshape(-1), row_M])
-        id_E = torch.cat([ids_RK.reshape(-1), rows.realised_R[row_M]])
-        return Entries(row_E, id_E, torch.zeros_like(row_E))
+    def keep(self, rows: Rows) -> Tensor:
+        return torch.cat([member.keep(rows) for member in self.members])
 
-
-@dataclass(frozen=True)
-class Threshold:
-    theta: float
-    seed: int = 0
+    def draw(self, rows: Rows, place_C: Tensor) -> tuple[Tensor, Tensor]:
+        return super().draw(rows, place_C) if self._sampler is None else self._sampler.draw(rows, place_C)
 
     @property
-    def draw_weight(self) -> float:
-        return self.theta
-
-    def to_json(self) -> dict[str, str]:
-        return {"policy": "threshold", "theta": decimal(self.theta), "seed": str(self.seed)}
-
-    def select(self, rows: Rows) -> Entries:
-        certain_RV = rows.probs_RV >= self.theta
-        certain_RV.scatter_(-1, torch.stack([rows.realised_R, rows.argmax_R], dim=-1), True)
-        row_C, id_C = certain_RV.nonzero(as_tuple=True)
-        row_S, id_S = self._draw(rows, row_C, id_C)
-        draws_E = torch.cat([torch.zeros_like(row_C), torch.ones_like(row_S)])
-        return Entries(torch.cat([row_C, row_S]), torch.cat([id_C, id_S]), draws_E)
-
-    def _draw(self, rows: Rows, row_C: Tensor, id_C: Tensor) -> tuple[Tensor, Tensor]:
-        """Rows and ids drawn: where the running sum of chances, begun at a uniform offset, passes a whole number.
-
-        Entries (``row_C``, ``id_C``) are not drawn.
-        """
-        num_rows, num_tokens = rows.probs_RV.shape
-        num_groups = -(-num_tokens // _GROUP)
-        chance_RV = rows.probs_RV.new_empty(num_rows, num_groups * _GROUP, dtype=torch.int64)
-        chance_RV[:, :num_tokens] = rows.probs_RV * (_FIXED_POINT / self.theta)
-        chance_RV[:, num_tokens:] = 0
-        chance_RV[row_C, id_C] = 0
-        chance_RGX = chance_RV.view(num_rows, num_groups, _GROUP)
-        offset_R1 = (rows.words_R[:, None] >> 24) & (_FIXED_POINT - 1)
-        sum_RG = chance_RGX.sum(-1)
-        end_RG = sum_RG.cumsum(-1) + offset_R1
-        begin_RG = end_RG - sum_RG
-        row_H, group_H = _passes_whole(begin_RG, end_RG).nonzero(as_tuple=True)
-        chance_HX = chance_RGX[row_H, group_H]
-        end_HX = chance_HX.cumsum(-1) + begin_RG[row_H, group_H, None]
-        hit_S, place_S = _passes_whole(end_HX - chance_HX, end_HX).nonzero(as_tuple=True)
-        return row_H[hit_S], group_H[hit_S] * _GROUP + place_S
+    def _sampler(self) -> Policy | None:
+        return next((member for member in self.members if member.draw_weight is not None), None)
 
 
 @dataclass(frozen=True)
 class ThresholdBudget:
-    """``threshold:N``: to be resolved to a theta once for the dataset, see ``calibration``."""
+    """``threshold:N``: to be resolved to a theta once for the dataset, see ``calibration``.
+
+    Attributes:
+        entries: N, of the threshold policy by itself.
+        seed: of the draws.
+        beside: the other parts of a union.
+    """
 
     entries: float
     seed: int = 0
+    beside: tuple[Policy, ...] = ()
+
+    def resolve(self, theta: float) -> Policy:
+        return _union([*self.beside, Threshold(theta, self.seed)])
 
 
 def parse_selection(text: str, seed: int = 0) -> Policy | ThresholdBudget:
-    """``topk:64``, ``threshold:0.01`` (theta) or ``threshold:12`` (mean entries a row); ``seed`` is that of the draws.
+    """Read ``--select``; ``seed`` is that of the draws.
 
     Raises:
-        ConfigError: anything else.
+        ConfigError: no such policy, a number out of its range, two that sample, or rows that could become too long.
     """
+    parts = [_parse_part(part.strip(), seed) for part in _NEXT_PART.split(text)]
+    budgets = [part for part in parts if isinstance(part, ThresholdBudget)]
+    policies = [part for part in parts if isinstance(part, Policy)]
+    if len(budgets) + sum(policy.draw_weight is not None for policy in policies) > 1:
+        raise ConfigError(f"--select {text!r}: two parts sample; keep one of sample:N and threshold:...")
+    longest = sum(policy.max_entries for policy in policies)
+    if longest > MAX_K:
+        raise ConfigError(f"--select {text!r}: a row holds up to {MAX_K} entries, these could make {longest}")
+    return ThresholdBudget(budgets[0].entries, seed, tuple(policies)) if budgets else _union(policies)
+
+
+def parts_of(policy: Policy | ThresholdBudget) -> Iterator[Policy]:
+    """A policy's parts that are known already; itself if it is no union."""
+    if isinstance(policy, ThresholdBudget):
+        yield from policy.beside
+    elif isinstance(policy, Union):
+        yield from policy.members
+    else:
+        yield policy
+
+
+def _union(members: list[Policy]) -> Policy:
+    # One order, because it is part of the recipe, and each once.
+    ordered = {canonical_json(member.to_json()): member for member in members}
+    policies = tuple(ordered[key] for key in sorted(ordered))
+    return policies[0] if len(policies) == 1 else Union(policies)
+
+
+def _parse_part(text: str, seed: int) -> Policy | ThresholdBudget:
     name, _, value = text.partition(":")
     try:
-        if name == "topk" and 1 <= int(value) <= MAX_K:
-            return TopK(int(value))
-        if name == "threshold" and MIN_THETA <= float(value) < math.inf:
-            number = float(value)
-            return Threshold(number, seed) if number < 1 else ThresholdBudget(number, seed)
+        match name:
+            case "topk" if 1 <= int(value) <= MAX_K:
+                return TopK(int(value))
+            case "topp" if found := _TOPP.fullmatch(value):
+                mass, most = float(found[1]), int(found[2])
+                if 0 < mass <= 1 and 1 <= most <= MAX_K:
+                    return TopP(mass, most)
+            case "sample" if 1 <= int(value) <= MAX_SAMPLE:
+                return Sample(int(value), seed)
+            case "threshold" if MIN_THETA <= float(value) < math.inf:
+                number = float(value)
+                return Threshold(number, seed) if number < 1 else ThresholdBudget(number, seed)
+            case "given" if value:
+                return Given(GivenIds.read(value))
     except ValueError:
         pass
     raise ConfigError(
-        f"--select {text!r}: expected topk:K (1 <= K <= {MAX_K}), threshold:N (N >= 1 entries on average) or "
-        f"threshold:THETA ({MIN_THETA:g} <= THETA < 1)"
+        f"--select {text!r}: expected topk:K (1 <= K <= {MAX_K}), topp:P,max=K (0 < P <= 1), sample:N (N draws), "
+        f"threshold:N (N >= 1 entries on average), threshold:THETA ({MIN_THETA:g} <= THETA < 1), given:URL (a Parquet "
+        "file), or some of these joined by +"
     )
-
-
-def _first_topk(logits_RV: Tensor, k: int) -> Tensor:
-    """int64 [R, k], in no order: ids of the largest logits, the smaller ids among equals."""
-    values_RK, ids_RK = torch.topk(logits_RV, k, dim=-1, sorted=False)
-    smallest_R1 = values_RK.amin(-1, keepdim=True)
-    # Half-precision logits tie often. Where that leaves a choice, torch's is not ours.
-    crowded_R = (logits_RV >= smallest_R1).sum(-1, dtype=torch.int32) > k
-    if crowded_R.any():
-        logits_CV, smallest_C1 = logits_RV[crowded_R], smallest_R1[crowded_R]
-        above_CV, tied_CV = logits_CV > smallest_C1, logits_CV == smallest_C1
-        room_C1 = k - above_CV.sum(-1, keepdim=True, dtype=torch.int32)
-        kept_CV = above_CV | (tied_CV & (tied_CV.cumsum(-1, dtype=torch.int32) <= room_C1))
-        ids_RK[crowded_R] = kept_CV.nonzero()[:, 1].view(-1, k)
-    return ids_RK
-
-
-def _passes_whole(begin: Tensor, end: Tensor) -> Tensor:
-    """bool: whether a whole number lies in (begin, end], in fixed point."""
-    return (end >> _FIXED_POINT_BITS) > (begin >> _FIXED_POINT_BITS)

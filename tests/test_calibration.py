@@ -9,7 +9,7 @@ from teachers import build_model, random_documents, token_block
 from logitstore.producer import calibration
 from logitstore.producer.calibration import resolve_theta
 from logitstore.producer.packing import Windows
-from logitstore.producer.scoring import score_block
+from logitstore.producer.scoring import Measures, score_block
 from logitstore.producer.selection import Threshold
 from logitstore.producer.teacher import Teacher
 from logitstore.token_parts import TokenBlock
@@ -31,7 +31,7 @@ def tokens() -> TokenBlock:
 def test_theta_gives_the_entries_asked_for(entries: float, teacher: Teacher, tokens: TokenBlock) -> None:
     theta = resolve_theta(teacher, tokens, _WINDOWS, 256, entries)
     words = np.arange(len(tokens.ends)).astype(np.uint64)
-    signal = score_block(teacher, tokens, words, _WINDOWS, 256, Threshold(theta), (1.0,)).sparse
+    signal = score_block(teacher, tokens, words, _WINDOWS, 256, Measures(policy=Threshold(theta))).sparse
     assert signal is not None
     found = signal.rows.counts[signal.rows.scored].mean()
     # The grid's step is 3 %; the draws of a thousand rows add a little.

@@ -14,7 +14,7 @@ from logitstore.counter_random import uniform_words
 from logitstore.errors import ModelError
 from logitstore.producer import scoring
 from logitstore.producer.packing import Windows, cut_windows
-from logitstore.producer.scoring import ScoredBlock, score_block
+from logitstore.producer.scoring import Measures, ScoredBlock, score_block
 from logitstore.producer.selection import Policy, Threshold, TopK
 from logitstore.producer.teacher import Teacher
 from logitstore.signals import scalar_columns
@@ -47,7 +47,8 @@ def _score(
     temperatures: tuple[float, ...] = (1.0,),
     batch_tokens: int = 80,
 ) -> ScoredBlock:
-    return score_block(teacher, tokens, _document_words(tokens), _WINDOWS, batch_tokens, policy, temperatures)
+    measures = Measures(policy=policy, temperatures=temperatures, sampled_logprobs=True)
+    return score_block(teacher, tokens, _document_words(tokens), _WINDOWS, batch_tokens, measures)
 
 
 def _document_words(tokens: TokenBlock) -> np.ndarray:
@@ -243,7 +244,9 @@ def test_draws_are_keyed_by_document_and_position(teacher: Teacher, tokens: Toke
     policy = Threshold(0.02)
     forward = _score(teacher, tokens, policy).sparse
     turned = token_block(documents[::-1])
-    backward = score_block(teacher, turned, words[::-1].copy(), _WINDOWS, 80, policy, (1.0,)).sparse
+    backward = score_block(
+        teacher, turned, words[::-1].copy(), _WINDOWS, 80, Measures(policy=policy, sampled_logprobs=True)
+    ).sparse
     assert forward is not None
     assert backward is not None
     for number, (begin, end) in enumerate(zip(tokens.begins, tokens.ends, strict=True)):
@@ -278,7 +281,7 @@ def test_logits_not_finite_refused_naming_teacher(poison: float, policy: Policy 
 
 def test_progress_told_of_every_input(teacher: Teacher, tokens: TokenBlock) -> None:
     told: list[int] = []
-    score_block(teacher, tokens, _document_words(tokens), _WINDOWS, 80, None, (1.0,), told.append)
+    score_block(teacher, tokens, _document_words(tokens), _WINDOWS, 80, Measures(policy=None), told.append)
     assert sum(told) == sum(window.end - window.begin for window in cut_windows(tokens, _WINDOWS))
 
 

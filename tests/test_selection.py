@@ -12,12 +12,10 @@ from torch import Tensor
 from logitstore.codecs.sparse_rows import MAX_ROW_ENTRIES
 from logitstore.counter_random import uniform_words
 from logitstore.errors import ConfigError
+from logitstore.producer.policy import Entries, Policy, Rows
 from logitstore.producer.selection import (
     MAX_K,
     MIN_THETA,
-    Entries,
-    Policy,
-    Rows,
     Threshold,
     ThresholdBudget,
     TopK,
@@ -176,7 +174,7 @@ def test_selection_depends_on_each_row_alone(policy: Policy) -> None:
     expected = _masks(policy.select(rows), rows)
     order = torch.randperm(40, generator=generator)
     for part in order.split(7):
-        few = Rows(*(values[part] for values in rows))
+        few = Rows(*(values[part] for values in rows[:5]))
         for found, whole in zip(_masks(policy.select(few), few), expected, strict=True):
             assert torch.equal(found, whole[part])
 

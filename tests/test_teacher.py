@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 from logitstore.errors import ModelError
 from logitstore.producer import teacher as teacher_module
 from logitstore.producer.packing import Windows
-from logitstore.producer.scoring import score_block
+from logitstore.producer.scoring import Measures, score_block
 from logitstore.producer.teacher import Head, Teacher, configured_vocabulary, context_length
 
 _ARCHITECTURES: dict[str, dict[str, Any]] = {
@@ -57,7 +57,7 @@ def test_architecture_scores_as_its_own_forward_does(name: str, tmp_path: Path) 
         begin += len(document)
     teacher = Teacher.load(tmp_path, dtype="fp32", device="cpu")
     tokens = token_block(documents)
-    scored = score_block(teacher, tokens, np.zeros(4, np.uint64), Windows(64, 16), 80, None, (1.0,))
+    scored = score_block(teacher, tokens, np.zeros(4, np.uint64), Windows(64, 16), 80, Measures(policy=None))
     realised = expected[np.arange(tokens.num_tokens), tokens.ids]
     np.testing.assert_allclose(scored.scalars[:, 0], realised, atol=2e-4)
     np.testing.assert_allclose(scored.scalars[:, 4], -(np.exp(expected) * expected).sum(-1), atol=2e-4)
