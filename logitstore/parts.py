@@ -2,7 +2,7 @@
 
 A part is staged in memory, sealed, and uploaded under ``parts/<digest>/``, where the digest is that of its seal:
 
-    seal.json            {format, kind, content, objects: {name: {bytes, digest}}}
+    seal.json            {format, kind, content, arrays: {name: its zarr.json}, objects: {name: {bytes, digest}}}
     zarr.json            the group, with its kind and attributes
     <array>/zarr.json
     <array>/c/...        one shard an array; inner chunks of one column, zstd, CRC32C
@@ -28,8 +28,11 @@ from zarr.storage import MemoryStore
 
 from logitstore.codecs.shard import decode_sparse_shard, encode_sparse_shard
 from logitstore.codecs.sparse_rows import CODEC_NAME, SparseRowsCodec
+from logitstore.dense_arrays import decode_dense
 from logitstore.digests import digest_arrays, digest_bytes
 from logitstore.errors import DamageError, StorageError, StoreError
+from logitstore.part_index import IndexedArray, PartIndex, index_of_seal
+from logitstore.reading import read_object
 from logitstore.sparse import DEFAULT_STEP_NATS, FILL, SparseRows
 from logitstore.storage import Storage
 
@@ -98,9 +101,10 @@ def stage(kind: str, arrays: Mapping[str, ArrayToStore], attributes: Mapping[str
         "format": FORMAT,
         "kind": kind,
         "content": content,
+        "arrays": {name: json.loads(objects[f"{name}/zarr.json"]) for name in arrays},
         "objects": {name: {"bytes": len(data), "digest": digest_bytes(data)} for name, data in objects.items()},
     }
-    seal = (json.dumps(body, indent=1, sort_keys=True) + "\n").encode()
+    seal = json.dumps(body, sort_keys=True, separators=(",", ":")).encode()
     return StagedPart(digest_bytes(seal), content, objects, seal)
 
 
@@ -124,10 +128,16 @@ def content_digest(arrays: Mapping[str, np.ndarray | SparseRows]) -> str:
 
 
 class Part:
-    """A stored part. Every byte it hands out was checked against the seal, and the seal against the part's name."""
+    """A stored part. Every byte it hands out was checked against the seal, and the seal against the part's name.
 
-    def __init__(self, storage: Storage, digest: str) -> None:
-        self._storage, self.digest = storage, digest
+    Args:
+        storage: where it lies.
+        digest: its name.
+        index: what its seal says of its arrays, for those who know it; else the seal is read when it is needed.
+    """
+
+    def __init__(self, storage: Storage, digest: str, index: PartIndex | None = None) -> None:
+        self._storage, self.digest, self._given_index = storage, digest, index
 
     @property
     def path(self) -> str:
@@ -148,8 +158,13 @@ class Part:
     def content(self) -> str:
         return self.seal["content"]
 
+    @cached_property
+    def index(self) -> PartIndex:
+        """What a reader must know of the arrays."""
+        return self._given_index or index_of_seal(self.seal, self._where("seal.json"))
+
     def array_names(self) -> list[str]:
-        return sorted({name.split("/")[0] for name in self.seal["objects"] if "/" in name})
+        return sorted(self.index)
 
     def array(self, name: str) -> np.ndarray:
         """All values of a dense array.
@@ -158,46 +173,49 @@ class Part:
             DamageError: an object is missing, or is not the one that was sealed.
             StoreError: the part has no array of that name.
         """
-        store = MemoryStore({key: cpu.Buffer.from_bytes(data) for key, data in self._objects_of(name).items()})
+        array, objects = self._indexed(name), self._objects_of(name)
         try:
-            values = zarr.open_array(store, path=name, mode="r")[...]
-        except (ValueError, RuntimeError, KeyError, OSError) as error:
-            raise DamageError(f"{self._where(name)}: cannot decode ({error}); run `logitstore verify`") from error
-        return np.asarray(values)
+            return decode_dense(array.metadata, objects)
+        except DamageError as error:
+            raise DamageError(f"{self._where(name)}: {error}; run `logitstore verify`") from error
 
     def sparse(self, name: str = "sparse") -> SparseRows:
         """A sparse array, ragged: straight from the shard, since its rectangle can be a hundred times larger."""
-        objects = self._objects_of(name)
-        metadata = json.loads(objects[f"{name}/zarr.json"])
+        metadata, objects = self._indexed(name).metadata, self._objects_of(name)
         try:
             num_rows, width = metadata["shape"]
             chunk_rows, _ = metadata["codecs"][0]["configuration"]["chunk_shape"]
-            rows = decode_sparse_shard(objects[f"{name}/c/0/0"], num_rows, chunk_rows, width)
+            rows = decode_sparse_shard(objects["c/0/0"], num_rows, chunk_rows, width)
             return replace(rows, step_nats=float(metadata["attributes"].get("step_nats", DEFAULT_STEP_NATS)))
         except (DamageError, LookupError, ValueError) as error:
             raise DamageError(f"{self._where(name)}: {error}; run `logitstore verify`") from error
 
     def is_sparse(self, name: str) -> bool:
-        metadata = json.loads(self._object(f"{name}/zarr.json"))
-        return CODEC_NAME in json.dumps(metadata["codecs"])
+        return CODEC_NAME in json.dumps(self._indexed(name).metadata["codecs"])
 
     def attributes(self, name: str) -> dict[str, Any]:
         """Attributes of an array."""
-        return json.loads(self._object(f"{name}/zarr.json"))["attributes"]
+        return dict(self._indexed(name).metadata["attributes"])
 
     def damage(self) -> list[str]:
         """Every fault of this part, one line each, naming the object; empty when all digests hold."""
         try:
-            objects = sorted(self.seal["objects"])
+            _, objects = self.index, sorted(self.seal["objects"].items())
         except (DamageError, StorageError) as error:
             return [str(error)]
         faults = []
-        for name in objects:
+        for name, described in objects:
             try:
-                self._object(name)
+                self._check_object(name, self._object(name, described["bytes"], described["digest"]))
             except (DamageError, StorageError) as error:
                 faults.append(str(error))
         return faults or self._content_faults()
+
+    def _check_object(self, name: str, data: bytes) -> None:
+        """What plain zarr reads of an array must be what the seal says of it."""
+        array, _, key = name.partition("/")
+        if key == "zarr.json" and not _is_json_of(data, self.index[array].metadata if array in self.index else None):
+            raise DamageError(f"{self._where(name)}: says otherwise than the seal; run `logitstore verify`")
 
     def _content_faults(self) -> list[str]:
         try:
@@ -210,19 +228,17 @@ class Part:
             return [f"{self._where('')}: content {self.content[:16]} was sealed, {found[:16]} decoded"]
         return []
 
-    def _objects_of(self, array: str) -> dict[str, bytes]:
-        names = [name for name in self.seal["objects"] if name.startswith(f"{array}/")]
-        if not names:
+    def _indexed(self, array: str) -> IndexedArray:
+        if array not in self.index:
             raise StoreError(f"{self._where('')}: has no array {array!r}; it has {', '.join(self.array_names())}")
-        return {name: self._object(name) for name in names}
+        return self.index[array]
 
-    def _object(self, name: str) -> bytes:
-        expected, data = self.seal["objects"][name]["digest"], self._read(name)
-        if digest_bytes(data) != expected:
-            raise DamageError(
-                f"{self._where(name)}: damaged: its digest is not the sealed one; run `logitstore verify`"
-            )
-        return data
+    def _objects_of(self, array: str) -> dict[str, bytes]:
+        listed = self._indexed(array).objects
+        return {o.key: self._object(f"{array}/{o.key}", o.num_bytes, o.digest) for o in listed}
+
+    def _object(self, name: str, num_bytes: int, digest: str) -> bytes:
+        return read_object(self._storage, f"{self.path}/{name}", num_bytes, digest)
 
     def _read(self, name: str) -> bytes:
         try:
@@ -232,6 +248,13 @@ class Part:
 
     def _where(self, name: str) -> str:
         return self._storage.child_url(f"{self.path}/{name}".rstrip("/"))
+
+
+def _is_json_of(data: bytes, expected: Any) -> bool:
+    try:
+        return json.loads(data) == expected
+    except ValueError:
+        return False
 
 
 def _write_dense(group: zarr.Group, name: str, values: np.ndarray, attributes: Mapping[str, Any]) -> None:

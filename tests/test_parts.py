@@ -188,7 +188,7 @@ def check_named(part: Part, name: str) -> None:
     faults = part.damage()
     assert len(faults) == 1
     assert f"{part.digest}/{name}" in faults[0]
-    if name != "zarr.json":  # the group's own, which only people read
+    if not name.endswith("zarr.json"):  # which only people and zarr read: the seal says what is in them
         with pytest.raises(DamageError, match="verify") as caught:
             read_all(part)
         assert f"{part.digest}/{name}" in str(caught.value)
@@ -210,11 +210,15 @@ def test_seal_of_another_part_is_refused(staged):
         _ = Part(storage, staged.digest).content
 
 
-@pytest.mark.parametrize("name", ["rest/c/0/0", "sparse/c/0/0", "sparse/zarr.json"])
+@pytest.mark.parametrize("name", ["rest/c/0/0", "sparse/c/0/0", "rest/zarr.json", "sparse/zarr.json"])
 def test_sealed_nonsense_is_damage(staged, name):
     """A writer that sealed what cannot be decoded: all digests hold, and still nothing is made of it."""
     body = json.loads(staged.seal)
-    nonsense = staged.objects[name][:-1] + b"?" if name.endswith("0") else b'{"shape": [300, 9], "codecs": []}'
+    if name.endswith("0"):
+        nonsense = staged.objects[name][:-1] + b"?"
+    else:
+        metadata = body["arrays"][name.split("/")[0]] = {"shape": [300, 9], "codecs": []}
+        nonsense = json.dumps(metadata).encode()
     body["objects"][name] = {"bytes": len(nonsense), "digest": digest_bytes(nonsense)}
     seal = json.dumps(body).encode()
     forged = StagedPart(digest_bytes(seal), staged.content, {**staged.objects, name: nonsense}, seal)
@@ -222,6 +226,29 @@ def test_sealed_nonsense_is_damage(staged, name):
     assert len(part.damage()) == 1
     with pytest.raises(DamageError):
         read_all(part)
+
+
+@pytest.mark.parametrize("nonsense", [b"", b"{}", b"{", b"other shape"])
+def test_metadata_that_says_otherwise_than_the_seal_is_damage(staged, nonsense):
+    """Else plain zarr and readers of the seal would see two different arrays under valid digests."""
+    body, name = json.loads(staged.seal), "rest/zarr.json"
+    if nonsense == b"other shape":
+        nonsense = json.dumps({**body["arrays"]["rest"], "shape": [299, 2]}).encode()
+    body["objects"][name] = {"bytes": len(nonsense), "digest": digest_bytes(nonsense)}
+    seal = json.dumps(body).encode()
+    forged = StagedPart(digest_bytes(seal), staged.content, {**staged.objects, name: nonsense}, seal)
+    (fault,) = stored(f"memory://{uuid4().hex}", forged).damage()
+    assert f"{name}: says otherwise than the seal" in fault
+
+
+@pytest.mark.parametrize("missing", ["arrays", "objects"])
+def test_seal_without_a_list_is_damage(staged, missing):
+    body = {key: value for key, value in json.loads(staged.seal).items() if key != missing}
+    seal = json.dumps(body).encode()
+    part = stored(f"memory://{uuid4().hex}", StagedPart(digest_bytes(seal), staged.content, staged.objects, seal))
+    with pytest.raises(DamageError, match=r"seal\.json"):
+        part.array("rest")
+    assert len(part.damage()) == 1
 
 
 def test_sealed_content_that_is_not_the_objects_is_damage(staged):
