@@ -27,6 +27,10 @@ class DamageError(StoreError):
     """Stored bytes that do not match their digest or checksum, or cannot be decoded."""
 
 
+class FreedError(StoreError):
+    """Parts that a garbage collection freed, or is freeing, before a dataset version came to refer to them."""
+
+
 class TokenizerError(LogitStoreError):
     """A tokenizer that cannot be loaded, rendered with, or proven on a text."""
 

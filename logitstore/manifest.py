@@ -98,6 +98,10 @@ class Manifest:
             if column.kind == kind and all(column.template.get(name) == value for name, value in fields.items()):
                 yield column
 
+    def part_digests(self) -> set[str]:
+        """Of all columns and blocks."""
+        return set().union(*(column.part_digests() for column in self.columns))
+
     def column(self, column_id: str) -> Column | None:
         return next((column for column in self.columns if column.id == column_id), None)
 

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import re
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from logitstore import parts, recipes
+from logitstore import freeing, parts, pins, recipes, versions
 from logitstore.digests import DIGEST_NAME, digest_bytes
 from logitstore.errors import DamageError, StoreError
 from logitstore.manifest import Column, Manifest
@@ -21,7 +19,6 @@ from logitstore.storage import Storage, open_storage
 from logitstore.urls import public_url
 
 FORMAT = 1
-_VERSION_PATH = re.compile(r"datasets/(?P<name>[^/]+)/(?P<number>[1-9][0-9]*)\.json")
 
 
 @dataclass(frozen=True)
@@ -89,6 +86,8 @@ class Store:
         self, recipe: Recipe, part: StagedPart, stats: Mapping[str, int], provenance: Mapping[str, Any]
     ) -> Answer:
         """Upload a part, then create the answer that refers to it; returns the answer that won."""
+        if freeing.is_sentenced(self.storage, part.digest):
+            part = freeing.renamed(part)
         parts.upload(self.storage, part)
         sizes = {f"bytes.{name}": size for name, size in part.array_bytes().items()}
         answer = Answer({"part": part.digest, "content": part.content}, {**stats, **sizes})
@@ -135,33 +134,39 @@ class Store:
 
     def datasets(self) -> dict[str, int]:
         """Names of the datasets, each with the number of its newest version."""
-        newest: dict[str, int] = {}
-        for name, number in self.versions():
-            newest[name] = max(newest.get(name, 0), number)
-        return dict(sorted(newest.items()))
+        names = sorted({name for name, _ in self.versions()})
+        newest = ((name, next(versions.kept_versions(self.storage, name), None)) for name in names)
+        return {name: record.number for name, record in newest if record is not None}
 
     def versions(self) -> list[tuple[str, int]]:
-        """Name and number of all versions of all datasets."""
-        found = (_VERSION_PATH.fullmatch(path) for path in self.storage.list("datasets"))
-        return sorted((match["name"], int(match["number"])) for match in found if match)
+        """Name and number of all versions of all datasets; those that were dropped too, whose numbers stay taken."""
+        return versions.list_all(self.storage)
 
-    def dataset(self, name: str, number: int | None = None) -> DatasetVersion:
+    def dataset(self, name: str, number: int | None = None, *, pin: str | None = None) -> DatasetVersion:
         """A version of a dataset, the newest by default.
 
+        Args:
+            name: of the dataset.
+            number: of the version.
+            pin: its manifest digest, or the beginning of it; another version is refused.
+
         Raises:
-            StoreError: there is no such dataset; names those there are.
+            StoreError: there is no such dataset or version; names those there are.
         """
-        number = number or self._newest(name)
-        if not number:
-            known = ", ".join(self.datasets()) or "none yet"
-            raise StoreError(f"{self.storage.url}: no dataset {name!r}; there are: {known}")
-        path = f"datasets/{name}/{number}.json"
-        try:
-            record = open_record(self.storage.read(path), self.storage.child_url(path))
-        except FileNotFoundError:
-            raise StoreError(f"{self.storage.url}: dataset {name!r} has no version {number}") from None
-        manifest = Manifest.from_parquet(self._get("manifests", record["manifest"]), self.plan)
-        return DatasetVersion(name, number, manifest)
+        if pin is not None:
+            record = pins.find_pinned(self.storage, name, number, pin)
+        elif number is not None:
+            record = versions.find_version(self.storage, name, number)
+        else:
+            newest = next(versions.kept_versions(self.storage, name), None)
+            if newest is None:
+                known = ", ".join(self.datasets()) or "none yet"
+                raise StoreError(f"{self.storage.url}: no dataset {name!r}; there are: {known}")
+            record = newest
+        return DatasetVersion(name, record.number, self.manifest(record.manifest))
+
+    def manifest(self, digest: str) -> Manifest:
+        return Manifest.from_parquet(self._get("manifests", digest), self.plan)
 
     def publish(self, name: str, change: Callable[[Manifest | None], Manifest]) -> DatasetVersion:
         """Make the next version of a dataset.
@@ -170,23 +175,22 @@ class Store:
             name: of the dataset; letters, digits, ``.``, ``_`` and ``-``.
             change: newest manifest (None if there is none) to the next. Called again on the winner when another
                 process published first; if it changes nothing, there is no new version.
+
+        Raises:
+            FreedError: a part that the newest version does not have is missing, or being freed.
         """
         check_dataset_name(name)
         while True:
-            newest = self._newest(name)
-            current = self.dataset(name, newest).manifest if newest else None
+            last = max(versions.list_numbers(self.storage, name), default=0)
+            newest = next(versions.kept_versions(self.storage, name), None)
+            current = self.manifest(newest.manifest) if newest else None
             manifest = change(current)
-            if current is not None and _same(current, manifest):
-                return DatasetVersion(name, newest, current)
+            if newest is not None and current is not None and _same(current, manifest):
+                return DatasetVersion(name, newest.number, current)
             digest = self._put("manifests", manifest.to_parquet())
-            record = {
-                "manifest": digest,
-                "identity": manifest.identity,
-                "writer": recipes.WRITER,
-                "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-            }
-            if self.storage.create(f"datasets/{name}/{newest + 1}.json", seal_record(record)):
-                return DatasetVersion(name, newest + 1, manifest)
+            freeing.refuse_freed(self.storage, manifest.part_digests() - (current.part_digests() if current else set()))
+            if versions.create_version(self.storage, name, last + 1, digest, manifest.identity):
+                return DatasetVersion(name, last + 1, manifest)
 
     def column_part(self, column: Column, block: int) -> Part:
         """A column's part for a block.
@@ -200,10 +204,6 @@ class Store:
                 f"{column.kind} {column.label!r}: block {block} has no answer yet; run `logitstore produce`"
             )
         return self.part(cell.part)
-
-    def _newest(self, name: str) -> int:
-        found = (_VERSION_PATH.fullmatch(path) for path in self.storage.list(f"datasets/{name}"))
-        return max((int(match["number"]) for match in found if match and match["name"] == name), default=0)
 
 
 def _refuse_newer_format(header: bytes, where: str) -> None:
