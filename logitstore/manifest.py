@@ -8,6 +8,7 @@ order, with which codecs, and what the columns are called, is not in it.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -32,14 +33,15 @@ class Column:
         cells: by block, any iterable of ``Cell | None`` will do; it is kept as columns. None where the block has no
             answer yet (a hole).
         schemas: by array, what ``zarr.json`` says less the shapes: one copy for all parts.
-        pages: digests of the index pages, one for each of the manifest's ``page_ends``; empty until it is published.
+        pages: of the index pages, the block after the last one, and the digest (empty if none of the blocks has an
+            answer). None until it is published.
     """
 
     template: Mapping[str, Any]
     label: str
     cells: ColumnCells
     schemas: Mapping[str, Any] = field(default_factory=dict)
-    pages: tuple[str, ...] = ()
+    pages: tuple[tuple[int, str], ...] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "cells", ColumnCells.of(self.cells))
@@ -51,6 +53,16 @@ class Column:
     @property
     def kind(self) -> str:
         return self.template["kind"]
+
+    def page_of(self, block: int) -> tuple[str, int] | None:
+        """Digest of a block's index page and the block's number within it, or None if there is none."""
+        page = bisect_right(self.pages, block, key=lambda described: described[0])
+        if page == len(self.pages) or not self.pages[page][1]:
+            return None
+        return self.pages[page][1], block - (self.pages[page - 1][0] if page else 0)
+
+    def page_digests(self) -> set[str]:
+        return {digest for _, digest in self.pages if digest}
 
     @property
     def num_holes(self) -> int:
@@ -78,13 +90,11 @@ class Manifest:
         plan_digest: of the plan object.
         plan: its blocks.
         columns: their answers.
-        page_ends: block after the last one of each index page; empty until it is published.
     """
 
     plan_digest: str
     plan: Plan
     columns: tuple[Column, ...]
-    page_ends: tuple[int, ...] = ()
 
     @cached_property
     def identity(self) -> str:
@@ -102,6 +112,10 @@ class Manifest:
         """Of all columns and blocks."""
         return set().union(*(column.part_digests() for column in self.columns))
 
+    def page_digests(self) -> set[str]:
+        """Of all columns."""
+        return set().union(*(column.page_digests() for column in self.columns))
+
     def column(self, column_id: str) -> Column | None:
         return next((column for column in self.columns if column.id == column_id), None)
 
@@ -115,7 +129,6 @@ class Manifest:
         header = {
             "format": 1,
             "plan": self.plan_digest,
-            "page_ends": list(self.page_ends),
             "columns": [
                 {
                     "template": dict(column.template),
@@ -141,8 +154,8 @@ class Manifest:
                 described["label"],
                 ColumnCells.from_table(table, f"{number}."),
                 described["schemas"],
-                tuple(described["pages"]),
+                tuple((end, digest) for end, digest in described["pages"]),
             )
             for number, described in enumerate(header["columns"])
         )
-        return cls(header["plan"], read_plan(header["plan"]), columns, tuple(header["page_ends"]))
+        return cls(header["plan"], read_plan(header["plan"]), columns)

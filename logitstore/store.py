@@ -10,7 +10,9 @@ from typing import Any
 from logitstore import freeing, parts, pins, recipes, versions
 from logitstore.digests import DIGEST_NAME, digest_bytes
 from logitstore.errors import DamageError, StoreError
+from logitstore.indexing import PageStore, with_pages
 from logitstore.manifest import Column, Manifest
+from logitstore.page_cache import PageCache
 from logitstore.parts import Part, StagedPart
 from logitstore.plan import Plan
 from logitstore.recipes import Answer, Recipe
@@ -35,6 +37,7 @@ class Store:
 
     def __init__(self, storage: Storage) -> None:
         self.storage = storage
+        self._pages = PageCache(lambda digest: self._get("pages", digest))
 
     @classmethod
     def open(cls, url: str) -> Store:
@@ -187,10 +190,15 @@ class Store:
             manifest = change(current)
             if newest is not None and current is not None and _same(current, manifest):
                 return DatasetVersion(name, newest.number, current)
+            manifest = self._with_pages(manifest, current)
             digest = self._put("manifests", manifest.to_parquet())
             freeing.refuse_freed(self.storage, manifest.part_digests() - (current.part_digests() if current else set()))
             if versions.create_version(self.storage, name, last + 1, digest, manifest.identity):
                 return DatasetVersion(name, last + 1, manifest)
+
+    def _with_pages(self, manifest: Manifest, current: Manifest | None) -> Manifest:
+        pages = PageStore(self.storage, self._pages.page, lambda data: self._put("pages", data))
+        return with_pages(pages, manifest, current)
 
     def column_part(self, column: Column, block: int) -> Part:
         """A column's part for a block.
@@ -203,7 +211,9 @@ class Store:
             raise StoreError(
                 f"{column.kind} {column.label!r}: block {block} has no answer yet; run `logitstore produce`"
             )
-        return self.part(cell.part)
+        place = column.page_of(block)
+        index = self._pages.page(place[0]).index(place[1], column.schemas) if place else None
+        return Part(self.storage, cell.part, index)
 
 
 def _refuse_newer_format(header: bytes, where: str) -> None:
@@ -225,5 +235,9 @@ def check_dataset_name(name: str) -> None:
 
 
 def _same(a: Manifest, b: Manifest) -> bool:
-    labels = [sorted((column.id, column.label) for column in manifest.columns) for manifest in (a, b)]
-    return a.identity == b.identity and labels[0] == labels[1]
+    return a.identity == b.identity and _names(a) == _names(b)
+
+
+def _names(manifest: Manifest) -> list[tuple[str, str, bytes]]:
+    """What a version is besides its identity: labels, and parts, which a repair makes anew with the same content."""
+    return sorted((column.id, column.label, column.cells.parts.tobytes()) for column in manifest.columns)

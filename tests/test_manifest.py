@@ -29,10 +29,10 @@ def cell(name: str, num_rows: int = 3, num_bytes: int = 9) -> Cell:
 
 
 COLUMNS = (
-    Column(TEXT, "text", (cell("a"), cell("b"), cell("c")), {"bytes": {"fill_value": 0}}, ("ef" * 32,)),
+    Column(TEXT, "text", (cell("a"), cell("b"), cell("c")), {"bytes": {"fill_value": 0}}, ((2, "ef" * 32), (3, ""))),
     Column(SIGNAL, "teacher", (cell("d"), None, cell("f"))),
 )
-MANIFEST = Manifest("ab" * 32, PLAN, COLUMNS, (3,))
+MANIFEST = Manifest("ab" * 32, PLAN, COLUMNS)
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_manifest_of_a_plan_without_blocks_reads_back():
     [
         replace(MANIFEST, columns=COLUMNS[::-1]),
         replace(MANIFEST, columns=tuple(replace(column, label="renamed") for column in COLUMNS)),
-        replace(MANIFEST, columns=tuple(replace(column, schemas={}, pages=()) for column in COLUMNS), page_ends=()),
+        replace(MANIFEST, columns=tuple(replace(column, schemas={}, pages=()) for column in COLUMNS)),
         replace(MANIFEST, plan_digest="cd" * 32, plan=replace(PLAN, sources=("elsewhere",))),
         replace(
             MANIFEST,
@@ -152,3 +152,13 @@ def test_with_columns_adds_and_replaces():
     added = Column({**SIGNAL, "signal": "scalars"}, "teacher", (None,) * 3)
     assert MANIFEST.with_columns([newer, added]).columns == (COLUMNS[0], newer, added)
     assert MANIFEST.with_columns([]) == MANIFEST
+
+
+def test_page_of_a_block_and_its_place_there():
+    pages = ((2, "aa"), (3, ""), (7, "bb"))
+    column = Column(TEXT, "text", (None,) * 7, {}, pages)
+    assert [column.page_of(n) for n in range(7)] == [
+        ("aa", 0), ("aa", 1), None, ("bb", 0), ("bb", 1), ("bb", 2), ("bb", 3)
+    ]  # fmt: skip
+    assert column.page_digests() == {"aa", "bb"}
+    assert replace(column, pages=()).page_of(0) is None
