@@ -211,11 +211,17 @@ class FailingStorage(Storage):
         self._count()
         return self.inner.create(name, data)
 
-    def exists(self, name):
-        return self.inner.exists(name)
+    def read_range(self, name, begin, end):
+        return self.inner.read_range(name, begin, end)
 
-    def list(self, prefix):
-        return self.inner.list(prefix)
+    def delete(self, name):
+        self.inner.delete(name)
+
+    def entry(self, name):
+        return self.inner.entry(name)
+
+    def list_entries(self, prefix):
+        return self.inner.list_entries(prefix)
 
     def child_url(self, name):
         return self.inner.child_url(name)

@@ -19,10 +19,9 @@ import fsspec
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
-from logitstore import storage as storage_module
-from logitstore.errors import StorageError
+from logitstore.errors import DamageError, StorageError
 from logitstore.recipes import Answer, commit_answer, find_answer
-from logitstore.storage import LocalStorage, RemoteStorage, Storage, open_storage
+from logitstore.storage import LocalStorage, RemoteStorage, Storage, open_storage, retries
 
 
 @pytest.fixture(scope="module")
@@ -70,6 +69,58 @@ def test_read_of_nothing_is_file_not_found(storage):
         with pytest.raises(FileNotFoundError):
             storage.read(name)
         assert not storage.exists(name)
+
+
+def test_read_range_gives_that_range_or_says_that_the_object_is_too_short(storage):
+    storage.write("a/b", bytes(range(100)))
+    assert storage.read_range("a/b", 0, 100) == bytes(range(100))
+    assert storage.read_range("a/b", 10, 30) == bytes(range(10, 30))
+    assert storage.read_range("a/b", 99, 100) == b"c"
+    assert storage.read_range("a/b", 7, 7) == b""
+    for begin, end in ((90, 101), (100, 101), (200, 300)):
+        with pytest.raises(DamageError, match="a/b: bytes"):
+            storage.read_range("a/b", begin, end)
+    for name in ("a", "a/x", "a/b/c"):
+        with pytest.raises(FileNotFoundError):
+            storage.read_range(name, 0, 1)
+
+
+def test_delete_removes_one_object_and_takes_absence_well(storage):
+    for name in ("a/b/c", "a/b/d", "a/bc"):
+        storage.write(name, b"x")
+    storage.delete("a/b/c")
+    assert set(storage.list("a")) == {"a/b/d", "a/bc"}
+    for name in ("a/b/c", "x", "a/b", "a/bc/d"):
+        storage.delete(name)
+    assert set(storage.list("a")) == {"a/b/d", "a/bc"}
+    storage.delete("a/b/d")
+    storage.write("a/b/d", b"again")
+    assert storage.read("a/b/d") == b"again"
+    storage.delete("a/b/d")
+    assert storage.create("a/b/d", b"created")
+
+
+def test_entry_tells_size_and_age_of_objects_only(storage):
+    before = time.time()
+    storage.write("a/b", b"12345")
+    found = storage.entry("a/b")
+    assert found is not None
+    assert (found.name, found.num_bytes) == ("a/b", 5)
+    assert before - 2 < found.modified < time.time() + 2  # S3 tells whole seconds
+    for name in ("a", "a/c", "a/b/c"):
+        assert storage.entry(name) is None
+        assert not storage.exists(name)
+
+
+def test_list_entries_tells_what_entry_tells(storage):
+    for size, name in enumerate(("a/1", "a/b/2", "ab/3")):
+        storage.write(name, b"x" * size)
+    found = {entry.name: entry for entry in storage.list_entries("a")}
+    assert set(found) == {"a/1", "a/b/2"}
+    for name, entry in found.items():
+        alone = storage.entry(name)
+        assert alone.num_bytes == entry.num_bytes
+        assert abs(alone.modified - entry.modified) < 1.5
 
 
 def test_exists_sees_what_others_write_after_a_listing(storage, url):
@@ -288,9 +339,9 @@ def sleeps(monkeypatch):
         taken.append(seconds)
         now[0] += seconds
 
-    monkeypatch.setattr(storage_module.time, "sleep", sleep)
-    monkeypatch.setattr(storage_module.time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(storage_module.random, "uniform", lambda low, high: high)
+    monkeypatch.setattr(retries.time, "sleep", sleep)
+    monkeypatch.setattr(retries.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(retries.random, "uniform", lambda low, high: high)
     return taken
 
 
