@@ -71,8 +71,8 @@ class ProduceConfig:
             raise ConfigError(f"--logprob-step {self.logprob_step:g}: expected nats, {_MIN_STEP_NATS:g} to 1")
         if len(self.temperatures) > 1 and self.samples:
             raise ConfigError(
-                "--temperatures other than 1 need a selection that samples nothing, such as --select topk:K: draws "
-                "made at temperature 1 cannot serve another"
+                "--temperatures other than 1 need --select topk:K, or another that samples nothing: draws made at "
+                "temperature 1 cannot serve another"
             )
 
     @cached_property

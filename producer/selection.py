@@ -35,7 +35,7 @@ MAX_K = MAX_ROW_ENTRIES - 1
 MAX_SAMPLE = MAX_ROW_ENTRIES - 2
 """The realised token and the argmax are kept besides."""
 
-_NEXT_PART = re.compile(r"\+(?=(?:topk|topp|sample|threshold|given):)")  # a URL may hold a plus
+_NEXT_PART = re.compile(r"\s*\+\s*(?=(?:topk|topp|sample|threshold|given):)")  # a URL may hold a plus
 _TOPP = re.compile(r"([^,]+),\s*max=(\d+)")
 
 
@@ -118,7 +118,8 @@ def parts_of(policy: Policy | ThresholdBudget) -> Iterator[Policy]:
 
 def _union(members: list[Policy]) -> Policy:
     # One order, because it is part of the recipe, and each once.
-    ordered = {canonical_json(member.to_json()): member for member in members}
+    recipes = [member.to_json() for member in members]
+    ordered = {(str(r["policy"]), canonical_json(r)): member for r, member in zip(recipes, members, strict=True)}
     policies = tuple(ordered[key] for key in sorted(ordered))
     return policies[0] if len(policies) == 1 else Union(policies)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import numpy as np
 import pytest
 import torch
@@ -12,6 +14,7 @@ from torch import Tensor
 from logitstore.codecs.sparse_rows import MAX_ROW_ENTRIES
 from logitstore.counter_random import uniform_words
 from logitstore.errors import ConfigError
+from logitstore.producer.given import Given, GivenIds
 from logitstore.producer.policy import Entries, Policy, Rows
 from logitstore.producer.selection import (
     MAX_K,
@@ -19,8 +22,12 @@ from logitstore.producer.selection import (
     Threshold,
     ThresholdBudget,
     TopK,
+    TopP,
+    Union,
     parse_selection,
 )
+from logitstore.producer.with_replacement import Sample
+from logitstore.selections import is_sampled, selection_name
 
 
 def _rows(logits_RV: Tensor, realised_R: Tensor | None = None, words_R: Tensor | None = None) -> Rows:
@@ -165,7 +172,7 @@ def test_threshold_draws_as_one_running_sum() -> None:
                 total += chance
 
 
-@pytest.mark.parametrize("policy", [TopK(5), Threshold(0.03, seed=3)], ids=str)
+@pytest.mark.parametrize("policy", [TopK(5), TopP(0.8, 20), Threshold(0.03, seed=3), Sample(20, seed=3)], ids=str)
 def test_selection_depends_on_each_row_alone(policy: Policy) -> None:
     generator = torch.Generator().manual_seed(0)
     logits = (2 * torch.randn(40, 90, generator=generator)).bfloat16()
@@ -185,13 +192,142 @@ def test_threshold_of_smallest_theta_keeps_all_that_is_likely() -> None:
     assert kept.tolist() == [[True, True, False, True]]
 
 
+# topp
+
+
+@given(st.integers(0, 2**31), st.integers(1, 60), st.integers(1, 70), st.floats(0.01, 1.0))
+def test_topp_keeps_the_smallest_set_that_reaches_p(seed: int, vocab_size: int, max_k: int, p: float) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    # Few distinct values: sets end among equals.
+    logits = torch.randint(-4, 5, (5, vocab_size), generator=generator).bfloat16()
+    realised = torch.randint(0, vocab_size, (5,), generator=generator)
+    rows = _rows(logits, realised)
+    kept, sampled = _masks(TopP(p, max_k).select(rows), rows)
+    assert not sampled.any()
+    for row in range(5):
+        order = np.argsort(-logits[row].float().numpy(), kind="stable")
+        mass, expected = 0, set()
+        for token in order[:max_k].tolist():
+            if mass >= int(p * 2**40):
+                break
+            expected.add(token)
+            mass += int(rows.probs_RV[row, token].double() * 2**40)
+        assert set(kept[row].nonzero()[:, 0].tolist()) == expected | {int(realised[row])}
+
+
+# sample
+
+
+def test_sample_draws_by_inverting_one_running_sum() -> None:
+    for vocab_size in (1, 31, 32, 33, 200):
+        logits = 2 * torch.randn(20, vocab_size, generator=torch.Generator().manual_seed(vocab_size))
+        rows = _rows(logits, logits.argmin(-1))
+        entries = Sample(17).select(rows)
+        fixed = (rows.probs_RV * 2**40).to(torch.int64)
+        for row in range(20):
+            ends, drawn = np.cumsum(fixed[row].numpy()), Counter()
+            for word in _splitmix(int(rows.words_R[row]) % 2**64, 17):
+                # In Python's integers, which have room for the product.
+                drawn[int(np.searchsorted(ends, (word >> 24) * int(ends[-1]) >> 40, side="right"))] += 1
+            certain = {int(rows.realised_R[row]), int(rows.argmax_R[row])}
+            mine = entries.row_E == row
+            found = dict(zip(entries.id_E[mine].tolist(), entries.draws_E[mine].tolist(), strict=True))
+            assert found == {
+                **{token: n for token, n in drawn.items() if token not in certain},
+                **dict.fromkeys(certain, 0),
+            }
+
+
+def _splitmix(state: int, count: int) -> list[int]:
+    words = []
+    for _ in range(count):
+        state = (state + 0x9E3779B97F4A7C15) % 2**64
+        word = (state ^ state >> 30) * 0xBF58476D1CE4E5B9 % 2**64
+        word = (word ^ word >> 27) * 0x94D049BB133111EB % 2**64
+        words.append(word ^ word >> 31)
+    return words
+
+
+def test_sample_never_draws_what_is_impossible() -> None:
+    logits = torch.full((500, 70), -200.0)
+    logits[:, [3, 40, 69]] = 0.0
+    entries = Sample(50).select(_rows(logits, torch.full((500,), 3)))
+    assert set(entries.id_E.tolist()) == {3, 40, 69}
+
+
+# given ids
+
+
+def test_given_ids_are_kept_for_certain_and_nothing_else() -> None:
+    rows = _rows(torch.randn(3, 9, generator=torch.Generator().manual_seed(0)), torch.tensor([1, 2, 3]))
+    given = torch.tensor([[5, 6, 5], [-1, -1, -1], [0, -1, -1]])
+    entries = Given(_given_ids()).select(rows._replace(given_RK=given))
+    assert entries.draws_E.tolist() == [0] * len(entries.row_E)
+    expected = [{1, 5, 6}, {2}, {3, 0}]
+    for row in range(3):
+        found = entries.id_E[entries.row_E == row].tolist()
+        assert len(found) == len(set(found))
+        assert set(found) == expected[row] | {int(rows.argmax_R[row])}
+
+
+def _given_ids() -> GivenIds:
+    return GivenIds("nowhere", {}, np.empty(0, np.int64), np.zeros(1, np.int64), np.empty(0, np.int32))
+
+
+# unions
+
+
+@given(st.integers(0, 2**31), st.integers(2, 150), st.integers(1, 12), st.sampled_from(["threshold", "sample"]))
+def test_union_keeps_for_certain_what_any_part_does(seed: int, vocab_size: int, k: int, name: str) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    logits = 2 * torch.randn(6, vocab_size, generator=generator)
+    rows = _rows(logits, torch.randint(0, vocab_size, (6,), generator=generator))
+    sampler = Threshold(0.05, 3) if name == "threshold" else Sample(9, 3)
+    entries = Union((sampler, TopK(k))).select(rows)
+    kept, sampled = _masks(entries, rows)
+    top, _ = _masks(TopK(k).select(rows), rows)
+    alone_kept, alone_sampled = _masks(sampler.select(rows), rows)
+    assert torch.equal(kept & ~sampled, top | (alone_kept & ~alone_sampled))
+    assert len(entries.row_E) == int(kept.sum()), "an entry stands twice"
+    if name == "sample":
+        assert torch.equal(sampled, alone_sampled & ~top), "draws that hit what is certain are dropped, the others stay"
+
+
+def test_union_is_its_sampling_part_to_a_reader() -> None:
+    union = parse_selection("topk:8+sample:50+topp:0.9,max=20", 5)
+    assert (union.seed, union.draw_weight) == (5, 1 / 50)
+    assert parse_selection("topk:8+topp:0.9,max=20", 5).draw_weight is None
+    assert selection_name(union.to_json()) == "sample:50+topk:8+topp:0.9,max=20"
+    assert is_sampled(union.to_json())
+    assert not is_sampled(parse_selection("topk:8+topp:0.9,max=20").to_json())
+
+
+def test_union_is_one_recipe_however_it_is_written() -> None:
+    assert parse_selection("topk:8+sample:50") == parse_selection("sample:50 + topk:8+topk:8")
+    assert parse_selection("topk:8+topk:8") == TopK(8)
+    assert parse_selection("topk:8+threshold:12", 4).resolve(0.01) == parse_selection("threshold:0.01+topk:8", 4)
+
+
+@pytest.mark.parametrize("text", ["sample:5+threshold:12", "threshold:0.1+sample:5+topk:3", "sample:5+sample:6"])
+def test_two_parts_that_sample_are_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="two parts sample"):
+        parse_selection(text)
+
+
+def test_union_of_rows_too_long_is_refused() -> None:
+    with pytest.raises(ConfigError, match="could make 80000"):
+        parse_selection("topk:40000+topp:0.9,max=40000")
+
+
 # parsing
 
 
-@pytest.mark.parametrize("text", [f"topk:{MAX_K}", f"threshold:{MIN_THETA}"])
+@pytest.mark.parametrize(
+    "text", [f"topk:{MAX_K}", f"threshold:{MIN_THETA}", f"topp:1,max={MAX_K}", "topk:9+sample:50000"]
+)
 def test_longest_row_that_may_be_asked_for_fits_the_codec(text: str) -> None:
     policy = parse_selection(text)
-    assert not isinstance(policy, ThresholdBudget)
+    assert isinstance(policy, Policy)
     rows = _rows(torch.zeros(1, 1 << 17), torch.full((1,), (1 << 17) - 1))
     assert len(policy.select(rows).id_E) <= MAX_ROW_ENTRIES
 
@@ -200,6 +336,8 @@ def test_selection_parsed() -> None:
     assert parse_selection("topk:64") == TopK(64)
     assert parse_selection("threshold:0.01", 7) == Threshold(0.01, 7)
     assert parse_selection("threshold:12") == ThresholdBudget(12)
+    assert parse_selection("topp:0.9,max=64") == TopP(0.9, 64)
+    assert parse_selection("sample:50", 7) == Sample(50, 7)
 
 
 @pytest.mark.parametrize(
@@ -207,7 +345,8 @@ def test_selection_parsed() -> None:
     [
         *("topk", "topk:0", "topk:1.5", "topk:65535"),
         *("threshold:0", "threshold:-1", "threshold:nan", "threshold:inf", "threshold:1e-5"),
-        "x",
+        *("topp:0.9", "topp:0,max=5", "topp:1.1,max=5", "topp:0.9,max=0", "topp:nan,max=5"),
+        *("sample:0", "sample:1.5", "sample:70000", "given:", "topk:4+", "topk:4+random:3", "x"),
     ],
 )
 def test_selection_refused_unless_known(text: str) -> None:
