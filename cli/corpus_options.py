@@ -60,7 +60,8 @@ def make_plan(
     from logitstore.ingest import ingest
     from logitstore.plan import DEFAULT_HELD_OUT, PlanSettings
 
-    current = store.dataset(dataset).manifest if dataset in store.datasets() else None
+    newest = store.find_dataset(dataset)
+    current = newest.manifest if newest else None
     if not data:
         if current is None:
             raise ConfigError(f"dataset {dataset!r} does not exist yet: name its corpus with --data")
@@ -71,7 +72,7 @@ def make_plan(
     settings = current.plan.settings if current else PlanSettings.for_corpus(num_bytes, share, block_bytes)
     bar.start("reading", None)
     names = FieldMap.parse(fields) if fields else FieldMap()
-    found = ingest(store, files, settings, names, on_error, lambda document: bar.add(0, note=document.source))
+    found = ingest(store, files, settings, names, on_error, lambda document: bar.add(0, note=document.source), current)
     blocks = found.plan.blocks
     num_documents, num_bytes = int(blocks.num_documents.sum()), int(blocks.num_bytes.sum())
     lines = [f"plan: {num_documents} documents in {len(blocks)} blocks, {num_bytes:,} bytes"]

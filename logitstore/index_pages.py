@@ -15,11 +15,12 @@ import numpy as np
 import pyarrow as pa
 
 from logitstore import tables
-from logitstore.digests import pack_digests
+from logitstore.digests import DIGEST_BYTES, pack_digests
 from logitstore.part_index import IndexedArray, IndexedObject, PartIndex, join_schema, split_schema
 
 PAGE_BLOCKS = 256
 _LONGEST_PAGE = 4 * PAGE_BLOCKS
+_NO_OBJECT = IndexedObject("", 0, "00" * DIGEST_BYTES)
 
 Schemas = Mapping[str, Mapping[str, Any]]
 """By array, its ``zarr.json`` less the shapes."""
@@ -61,7 +62,9 @@ def write_page(indexes: Sequence[PartIndex | None], schemas: Schemas) -> bytes:
         for name, array in sorted((index or {}).items()):
             schema, sizes = split_schema(array.metadata)
             own = None if schema == schemas.get(name) else json.dumps(schema, sort_keys=True)
-            rows += [(block, name, o.key, o.num_bytes, o.digest, sizes, own) for o in array.objects]
+            # An array of no values may have no object; it is an array all the same.
+            listed = array.objects or (_NO_OBJECT,)
+            rows += [(block, name, o.key, o.num_bytes, o.digest, sizes, own) for o in listed]
     shapes = [row[5] for row in rows]
     columns = {
         "block": pa.array([row[0] for row in rows], pa.int32()),
@@ -96,6 +99,7 @@ class IndexPage:
             if name in found:
                 found[name] = IndexedArray(found[name].metadata, (*found[name].objects, stored))
                 continue
+            listed = () if stored == _NO_OBJECT else (stored,)
             schema = schemas[name] if row["schema"] is None else json.loads(row["schema"])
-            found[name] = IndexedArray(join_schema(schema, row["shapes"]), (stored,))
+            found[name] = IndexedArray(join_schema(schema, row["shapes"]), listed)
         return found

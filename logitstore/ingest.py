@@ -10,10 +10,12 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from logitstore.columns import TEXT_ID, find_answers
 from logitstore.corpus import CorpusFile, FieldMap, ReadReport, read_documents
 from logitstore.digests import digest_json
 from logitstore.documents import Document
 from logitstore.errors import CorpusError
+from logitstore.manifest import Manifest
 from logitstore.plan import (
     ALL_HELD_OUT,
     HELD_OUT,
@@ -46,6 +48,7 @@ def ingest(
     fields: FieldMap | None = None,
     on_error: str = "raise",
     progress: Callable[[Document], None] = lambda document: None,
+    current: Manifest | None = None,
 ) -> Ingested:
     """Read a corpus, store its text by blocks, and write its plan. Unchanged files are not read again.
 
@@ -56,6 +59,7 @@ def ingest(
         fields: names of the rows' fields.
         on_error: ``raise`` or ``skip`` for unreadable rows.
         progress: called for every document read.
+        current: newest version of the dataset, whose texts need not be looked for.
 
     Raises:
         CorpusError: a row cannot be read, or there is no document at all.
@@ -66,7 +70,7 @@ def ingest(
     if known is not None:
         plan = store.plan(known.result["plan"])
         # Text that a repair has dropped is read again.
-        if all(store.answer(text_recipe(block.digest)) is not None for block in plan.blocks):
+        if not find_answers(store, plan, [], current).lacking([TEXT_ID]):
             return Ingested(known.result["plan"], plan, None)
     reading = _Reading(store, settings)
     report = ReadReport()

@@ -8,10 +8,11 @@ from importlib.metadata import version
 from typing import Any
 
 from logitstore.alignment_parts import align_blocks, alignment_template, stage_alignment
-from logitstore.columns import TEXT_ID, Template, recipe_for
+from logitstore.columns import TEXT_ID, Template, find_answers, recipe_for
 from logitstore.digests import digest_json
 from logitstore.documents import Document
 from logitstore.errors import StoreError
+from logitstore.manifest import Manifest
 from logitstore.plan import Plan
 from logitstore.recipes import WRITER, Answer, Recipe
 from logitstore.store import Store
@@ -23,8 +24,9 @@ from logitstore.tokenizer import Tokenizer
 class TextColumns:
     """The tokens and alignment columns that a run asks for, and their answers, block by block."""
 
-    def __init__(self, store: Store, plan: Plan) -> None:
-        self._store, self._plan = store, plan
+    def __init__(self, store: Store, plan: Plan, current: Manifest | None = None) -> None:
+        """Args: ``current`` is the newest version of the dataset, whose answers need not be looked for."""
+        self._store, self._plan, self._current = store, plan, current
         self._tokenizers: dict[str, Tokenizer] = {}
         self.requested: dict[str, tuple[Template, str]] = {}
         """By column id, (template, label)."""
@@ -50,8 +52,11 @@ class TextColumns:
 
     def fill(self) -> None:
         """Answer whatever is missing."""
+        templates = [template for template, _ in self.requested.values()]
+        missing = find_answers(self._store, self._plan, templates, self._current).lacking(self.requested)
         for number in walk(self._plan):
-            self._fill_block(self._plan.blocks[number].digest)
+            if number in missing:
+                self._fill_block(self._plan.blocks.digests[number])
 
     def tokens(self, column: str, block: str) -> Answer:
         """The answer of a tokens column for any block whose text is stored, made if need be."""

@@ -9,9 +9,11 @@ import pytest
 
 from logitstore.columns import TEXT_ID, find_answers, inputs_of, next_manifest, recipe_for
 from logitstore.digests import digest_json
+from logitstore.dropped import mark_dropped
+from logitstore.manifest import Manifest
 from logitstore.parts import ArrayToStore, stage
 from logitstore.plan import Plan, PlanBlock, PlanSettings
-from logitstore.recipes import Answer
+from logitstore.recipes import Answer, recipe_path
 from logitstore.store import Store
 from logitstore.text_parts import TEXT_TEMPLATE, text_recipe
 
@@ -26,7 +28,7 @@ BLOCKS = tuple(PlanBlock(f"{n}" * 64, "train", 1, 5, (1,), (0,)) for n in range(
 PLAN = Plan(PlanSettings(4096, 0), BLOCKS, ("a.jsonl",))
 
 
-def answer(content: str) -> Answer:
+def answer_of(content: str) -> Answer:
     return Answer({"part": f"part of {content}", "content": content}, {})
 
 
@@ -56,7 +58,7 @@ def fill(store: Store, templates, blocks=BLOCKS) -> None:
 
 
 def test_recipe_of_a_column_holds_the_contents_it_builds_on():
-    answers = {TEXT_ID: answer("text"), TOKENS_ID: answer("tokens"), STUDENT_ID: answer("student")}
+    answers = {TEXT_ID: answer_of("text"), TOKENS_ID: answer_of("tokens"), STUDENT_ID: answer_of("student")}
     assert recipe_for(TEXT_TEMPLATE, "b", {}) == text_recipe("b")
     assert recipe_for(TOKENS, "b", answers) == {**TOKENS, "text": "text"}
     assert recipe_for(SIGNAL, "b", answers) == {**SIGNAL, "tokens_content": "tokens"}
@@ -67,13 +69,13 @@ def test_recipe_of_a_column_holds_the_contents_it_builds_on():
 
 def test_recipe_of_equal_contents_is_shared_between_blocks():
     """The block itself is not in it: equal tokens are scored once."""
-    answers = {TOKENS_ID: answer("tokens")}
+    answers = {TOKENS_ID: answer_of("tokens")}
     assert recipe_for(SIGNAL, "b", answers) == recipe_for(SIGNAL, "c", answers)
 
 
 @pytest.mark.parametrize("template", TEMPLATES)
 def test_recipe_is_none_while_an_input_is_missing(template):
-    answers = {column: answer("x") for column in inputs_of(template).values()}
+    answers = {column: answer_of("x") for column in inputs_of(template).values()}
     assert recipe_for(template, "b", answers) is not None
     for column in answers:
         assert recipe_for(template, "b", {key: value for key, value in answers.items() if key != column}) is None
@@ -88,7 +90,7 @@ def test_find_answers_in_any_order_of_templates(store):
     fill(store, TEMPLATES)
     found = find_answers(store, PLAN, TEMPLATES)
     assert [set(answers) for answers in found] == [{TEXT_ID, *map(digest_json, TEMPLATES)}] * 3
-    assert find_answers(store, PLAN, TEMPLATES[::-1]) == found
+    assert list(find_answers(store, PLAN, TEMPLATES[::-1])) == list(found)
 
 
 def test_find_answers_stops_where_an_input_is_missing(store):
@@ -96,6 +98,83 @@ def test_find_answers_stops_where_an_input_is_missing(store):
     commit(store, text_recipe(BLOCKS[1].digest), 99)
     found = find_answers(store, PLAN, TEMPLATES)
     assert [set(answers) for answers in found] == [{TEXT_ID, TOKENS_ID, digest_json(SIGNAL)}, {TEXT_ID}, set()]
+
+
+def test_lacking_names_the_blocks_without_some_answer(store):
+    fill(store, [TOKENS], BLOCKS[1:])
+    found = find_answers(store, PLAN, [TOKENS, SIGNAL])
+    assert found.lacking([TEXT_ID, TOKENS_ID]) == {0}
+    assert found.lacking([TEXT_ID, digest_json(SIGNAL)]) == {0, 1, 2}
+    assert found.lacking([]) == set()
+
+
+# Answers that a version remembers
+
+
+class Asked(Store):
+    """Writes down which recipes were looked up, by kind."""
+
+    def __init__(self, store: Store) -> None:
+        super().__init__(store.storage)
+        self.kinds: list[str] = []
+
+    def answer(self, recipe):
+        self.kinds.append(recipe["kind"])
+        return super().answer(recipe)
+
+
+def publish(store: Store, plan: Plan = PLAN) -> Manifest:
+    requested = {digest_json(template): (template, "label") for template in TEMPLATES}
+    digest = store.put_plan(plan)
+    return store.publish("d", lambda current: next_manifest(store, current, digest, requested)).manifest
+
+
+def test_what_a_version_knows_is_not_asked_for(store):
+    fill(store, TEMPLATES)
+    known, asked = publish(store), Asked(store)
+    assert list(find_answers(asked, PLAN, TEMPLATES, known)) == list(find_answers(store, PLAN, TEMPLATES))
+    assert asked.kinds == []
+    moved = Plan(PLAN.settings, [*BLOCKS[::-1], PlanBlock("9" * 64, "train", 1, 5, (1,), (0,))], ("a.jsonl",))
+    assert list(find_answers(asked, moved, TEMPLATES, known)) == list(find_answers(store, moved, TEMPLATES))
+    assert asked.kinds == ["text"]
+
+
+def test_holes_of_a_version_are_asked_for(store):
+    fill(store, TEMPLATES, BLOCKS[:2])
+    known = publish(store)
+    fill(store, TEMPLATES)
+    asked = Asked(store)
+    assert find_answers(asked, PLAN, TEMPLATES, known).lacking(map(digest_json, TEMPLATES)) == set()
+    assert sorted(asked.kinds) == ["alignment", "signal", "text", "tokens", "tokens"]
+
+
+def test_dropped_parts_are_asked_for_and_what_still_builds_on_them_is_not(store):
+    fill(store, TEMPLATES)
+    known, asked = publish(store), Asked(store)
+    cell = known.column(TOKENS_ID).cells[1]
+    mark_dropped(store.storage, cell.part)
+    assert find_answers(asked, PLAN, TEMPLATES, known)[1][TOKENS_ID].part == cell.part
+    assert asked.kinds == ["tokens"]
+    store.storage.delete(recipe_path({**TOKENS, "text": known.column(TEXT_ID).cells[1].content}))
+    asked.kinds.clear()
+    found = find_answers(asked, PLAN, TEMPLATES, known)
+    assert asked.kinds == ["tokens"]
+    assert set(found[1]) == {TEXT_ID, STUDENT_ID}  # until the tokens are there, nobody knows what builds on them
+    assert found.lacking([TOKENS_ID]) == found.lacking([digest_json(SIGNAL)]) == {1}
+
+
+def test_what_builds_on_other_content_than_the_version_had_is_asked_for(store):
+    fill(store, TEMPLATES)
+    known, asked = publish(store), Asked(store)
+    cell = known.column(TOKENS_ID).cells[1]
+    recipe = {**TOKENS, "text": known.column(TEXT_ID).cells[1].content}
+    mark_dropped(store.storage, cell.part)
+    store.storage.delete(recipe_path(recipe))
+    again = commit(store, recipe, 77)
+    found = find_answers(asked, PLAN, TEMPLATES, known)
+    assert found[1][TOKENS_ID] == again
+    assert sorted(asked.kinds) == ["alignment", "signal", "tokens"]
+    assert set(found[1]) == {TEXT_ID, TOKENS_ID, STUDENT_ID}
 
 
 def test_next_manifest_lists_holes_and_orders_columns(store, plan_digest):
