@@ -22,14 +22,16 @@ def plan(store: str, dataset: str, **corpus: Any) -> None:
     """
     from logitstore.columns import next_manifest
     from logitstore.errors import ConfigError
+    from logitstore.heartbeats import alive
     from logitstore.store import Store, check_dataset_name
 
     check_dataset_name(dataset)
     if not corpus["data"]:
         raise ConfigError("--data: name the corpus to plan")
     opened = Store.open_or_create(store)
-    with Bar() as bar:
-        digest, lines = make_plan(opened, bar, dataset=dataset, **corpus)
-    version = opened.publish(dataset, lambda current: next_manifest(opened, current, digest, {}))
+    with alive(opened.storage):
+        with Bar() as bar:
+            digest, lines = make_plan(opened, bar, dataset=dataset, **corpus)
+        version = opened.publish(dataset, lambda current: next_manifest(opened, current, digest, {}))
     click.echo("\n".join(lines))
     click.echo(f"dataset {dataset!r} version {version.number}: manifest {version.manifest.identity}")

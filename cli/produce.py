@@ -87,6 +87,7 @@ def produce(
     STORE is a folder or any fsspec URL; it is made if there is nothing. Killed runs go on where they were, finished
     ones do nothing, and grown corpora are scored only where they grew.
     """
+    from logitstore.heartbeats import alive
     from logitstore.producer.request import ProduceConfig, TeacherRequest, load_student_tokenizer
     from logitstore.producer.run import produce as run
     from logitstore.store import Store, check_dataset_name
@@ -101,7 +102,7 @@ def produce(
     hide_model_bars()  # only now: what the hub downloads is worth a bar
     opened = Store.open_or_create(store)
     began = time.monotonic()
-    with ProduceBar(quiet=as_json) as bar:
+    with alive(opened.storage), ProduceBar(quiet=as_json) as bar:
         digest, lines = make_plan(
             opened,
             bar,

@@ -12,8 +12,9 @@ from __future__ import annotations
 import json
 import time
 import uuid
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 from logitstore.digests import digest_bytes
 from logitstore.errors import FreedError
@@ -21,7 +22,10 @@ from logitstore.parts import StagedPart
 from logitstore.records import open_record, seal_record
 from logitstore.storage import Storage, map_threads
 
+T = TypeVar("T")
+
 FOLDER = "gc"
+_WAIT_SECONDS = (0.1, 0.5, 2.0, 5.0)
 
 
 @dataclass(frozen=True)
@@ -52,7 +56,7 @@ class Sentence:
 
 
 def sentence_path(target: str) -> str:
-    return f"{FOLDER}/{target.rsplit('/', 1)[-1]}.json"
+    return f"{FOLDER}/{target.rsplit('/', 1)[-1].removesuffix('.json')}.json"
 
 
 def read_sentences(storage: Storage) -> dict[str, Sentence]:
@@ -106,6 +110,16 @@ def refuse_freed(storage: Storage, parts: Collection[str]) -> None:
             f"{storage.url}: {len(lost)} parts that the dataset is to refer to are missing or being freed by a garbage "
             f"collection, the first is {lost[0]}; run `logitstore gc`, then the same command again"
         )
+
+
+def tried_again(work: Callable[[], T]) -> T:
+    """Do again what ends in a publication when a garbage collection freed what it built on: its answers are gone."""
+    for seconds in _WAIT_SECONDS:
+        try:
+            return work()
+        except FreedError:
+            time.sleep(seconds)  # until the records that the collection has sentenced are deleted, too
+    return work()
 
 
 def renamed(part: StagedPart) -> StagedPart:

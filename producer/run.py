@@ -12,8 +12,10 @@ from typing import Protocol
 
 import torch
 
-from logitstore.columns import Template, find_answers, next_manifest
+from logitstore import freeing
+from logitstore.columns import Answers, Template, find_answers, next_manifest
 from logitstore.errors import ConfigError
+from logitstore.heartbeats import alive
 from logitstore.manifest import Manifest
 from logitstore.plan import Plan
 from logitstore.producer.packing import Windows
@@ -69,8 +71,28 @@ def produce(
         ConfigError: two teachers have one name, or are one model.
     """
     _check_distinct(teachers)
+
+    def work() -> ProduceReport:
+        return _produce(store, dataset, plan_digest, teachers, student_tokenizers, config, progress, replaces_plan)
+
+    with alive(store.storage, plan_digest):
+        return freeing.tried_again(work)
+
+
+def _produce(
+    store: Store,
+    dataset: str,
+    plan_digest: str,
+    teachers: list[TeacherRequest],
+    student_tokenizers: list[tuple[str, Tokenizer]],
+    config: ProduceConfig,
+    progress: ProduceProgress,
+    replaces_plan: bool,
+) -> ProduceReport:
     plan = store.plan(plan_digest)
-    texts = TextColumns(store, plan)
+    newest = store.find_dataset(dataset)
+    known = newest.manifest if newest else None
+    texts = TextColumns(store, plan, known)
     teacher_tokens = {request.name: texts.add_tokens(request.tokenizer, request.name) for request in teachers}
     for label, tokenizer in student_tokenizers:
         student = texts.add_tokens(tokenizer, label)
@@ -81,7 +103,8 @@ def produce(
     requested, num_blocks, num_tokens = dict(texts.requested), 0, 0
     for request in teachers:
         scorer = Scorer(store, plan, texts, request, config)
-        _score(store, plan, texts.requested | scorer.requested, scorer, request.name, progress)
+        found = find_answers(store, plan, _templates(texts.requested | scorer.requested), known)
+        _score(plan, found, scorer, request.name, progress)
         requested |= scorer.requested
         num_blocks, num_tokens = num_blocks + scorer.num_scored_blocks, num_tokens + scorer.num_forward_tokens
         del scorer  # and its model: the next one may need the room
@@ -108,21 +131,17 @@ def _identity(teacher: TeacherRequest) -> tuple[str, str, Windows]:
     return teacher.fingerprint, teacher.tokenizer.fingerprint, teacher.windows
 
 
-def _score(
-    store: Store,
-    plan: Plan,
-    requested: dict[str, tuple[Template, str]],
-    scorer: Scorer,
-    name: str,
-    progress: ProduceProgress,
-) -> None:
-    found = find_answers(store, plan, [template for template, _ in requested.values()])
-    missing = {number for number, answers in enumerate(found) if not scorer.requested.keys() <= answers.keys()}
-    progress.begin(name, len(missing), sum(plan.blocks[number].num_bytes for number in missing))
+def _templates(requested: dict[str, tuple[Template, str]]) -> list[Template]:
+    return [template for template, _ in requested.values()]
+
+
+def _score(plan: Plan, found: Answers, scorer: Scorer, name: str, progress: ProduceProgress) -> None:
+    missing, num_bytes = found.lacking(scorer.requested), plan.blocks.num_bytes
+    progress.begin(name, len(missing), int(num_bytes[list(missing)].sum()))
     for number in walk(plan):
         if number in missing:
-            scorer.fill(plan.blocks[number].digest, found[number], progress.advance)
-            progress.finish_block(plan.blocks[number].num_bytes)
+            scorer.fill(plan.blocks.digests[number], found[number], progress.advance)
+            progress.finish_block(int(num_bytes[number]))
 
 
 def _prepare_torch(config: ProduceConfig) -> None:
