@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, overload
+from typing import overload
 
 import numpy as np
 import pyarrow as pa
@@ -13,6 +13,9 @@ import pyarrow as pa
 from logitstore import tables
 from logitstore.digests import DIGEST_BYTES, digest_arrays, pack_digests, unpack_digests
 from logitstore.recipes import Answer
+
+_STATS = "stats."
+_DIGESTS = ("part", "content")
 
 
 @dataclass(frozen=True)
@@ -41,21 +44,38 @@ class Cell:
         return Answer({"part": self.part, "content": self.content}, dict(self.stats))
 
 
-@dataclass(frozen=True, eq=False)
 class ColumnCells(Sequence[Cell | None]):
-    """B cells, None where a block has no answer yet; a ``Cell`` is made when one is asked for.
+    """B cells, None where a block has no answer yet; a ``Cell`` is made when one is asked for."""
 
-    Attributes:
-        answered: bool [B].
-        parts: uint8 [B, 32], digests; zero where there is no answer, as is everything below.
-        contents: uint8 [B, 32].
-        stats: int64 [B] by name. A statistic that a part does not have counts as 0.
-    """
+    def __init__(
+        self, answered: np.ndarray, parts: np.ndarray, contents: np.ndarray, stats: Mapping[str, np.ndarray]
+    ) -> None:
+        """
+        Args:
+            answered: bool [B].
+            parts: uint8 [B, 32], digests; zero where there is no answer, as is everything below.
+            contents: uint8 [B, 32].
+            stats: int64 [B] by name. A statistic that a part does not have counts as 0.
+        """
+        named = {_STATS + name: values for name, values in stats.items()}
+        self._arrays: Mapping[str, np.ndarray] = {"answered": answered, "part": parts, "content": contents, **named}
 
-    answered: np.ndarray
-    parts: np.ndarray
-    contents: np.ndarray
-    stats: Mapping[str, np.ndarray]
+    @property
+    def answered(self) -> np.ndarray:
+        return self._arrays["answered"]
+
+    @property
+    def parts(self) -> np.ndarray:
+        return self._arrays["part"]
+
+    @property
+    def contents(self) -> np.ndarray:
+        return self._arrays["content"]
+
+    @property
+    def stats(self) -> dict[str, np.ndarray]:
+        names = sorted(name for name in self._arrays if name.startswith(_STATS))
+        return {name.removeprefix(_STATS): self._arrays[name] for name in names}
 
     @classmethod
     def empty(cls, num_blocks: int) -> ColumnCells:
@@ -82,15 +102,19 @@ class ColumnCells(Sequence[Cell | None]):
         if not self.answered[block]:
             return None
         stats = {name: value for name, values in self.stats.items() if (value := int(values[block]))}
-        return Cell(self.parts[block].tobytes().hex(), self.contents[block].tobytes().hex(), stats)
+        return Cell(self.part(block), self.contents[block].tobytes().hex(), stats)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, ColumnCells):
             return NotImplemented
-        mine, theirs = self._arrays(), other._arrays()
+        mine, theirs = self._told(), other._told()
         return mine.keys() == theirs.keys() and all(np.array_equal(mine[name], theirs[name]) for name in mine)
 
     __hash__ = None  # type: ignore[assignment]
+
+    def part(self, block: int) -> str:
+        """Digest of the part of a block that has one."""
+        return self.parts[block].tobytes().hex()
 
     @property
     def num_bytes(self) -> int:
@@ -145,25 +169,40 @@ class ColumnCells(Sequence[Cell | None]):
         return ColumnCells(answered, parts, contents, stats)
 
     def to_columns(self, prefix: str) -> dict[str, pa.Array]:
-        arrays = {name: pa.array(values) for name, values in sorted(self.stats.items())}
-        return {
-            f"{prefix}answered": pa.array(self.answered),
-            f"{prefix}part": tables.from_digests(self.parts),
-            f"{prefix}content": tables.from_digests(self.contents),
-            **{f"{prefix}stats.{name}": array for name, array in arrays.items()},
-        }
+        return {prefix + name: _to_arrow(values) for name, values in sorted(self._arrays.items())}
 
     @classmethod
-    def from_table(cls, table: pa.Table, prefix: str) -> ColumnCells:
-        stats_prefix = f"{prefix}stats."
-        names = [name for name in table.column_names if name.startswith(stats_prefix)]
-        return cls(
-            tables.to_values(table, f"{prefix}answered"),
-            tables.to_digests(table, f"{prefix}part"),
-            tables.to_digests(table, f"{prefix}content"),
-            {name.removeprefix(stats_prefix): tables.to_values(table, name) for name in names},
-        )
+    def from_table(cls, table: tables.StoredTable, prefix: str) -> ColumnCells:
+        """Those that ``to_columns`` gave the table; nothing of them is decoded before it is asked for."""
+        cells = cls.__new__(cls)
+        cells._arrays = _StoredArrays(table, prefix)
+        return cells
 
-    def _arrays(self) -> dict[str, Any]:
-        stats = {f"stats.{name}": values for name, values in self.stats.items() if values.any()}
-        return {"answered": self.answered, "parts": self.parts, "contents": self.contents, **stats}
+    def _told(self) -> dict[str, np.ndarray]:
+        """All arrays that tell something; a statistic that is 0 everywhere does not."""
+        return {name: values for name, values in self._arrays.items() if not name.startswith(_STATS) or values.any()}
+
+
+class _StoredArrays(Mapping[str, np.ndarray]):
+    """Arrays of a table, each decoded once."""
+
+    def __init__(self, table: tables.StoredTable, prefix: str) -> None:
+        self._table, self._prefix = table, prefix
+        self._decoded: dict[str, np.ndarray] = {}
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        if name not in self._decoded:
+            read = self._table.digests if name in _DIGESTS else self._table.values
+            self._decoded[name] = read(self._prefix + name)
+        return self._decoded[name]
+
+    def __iter__(self) -> Iterator[str]:
+        names = self._table.column_names
+        return (name.removeprefix(self._prefix) for name in names if name.startswith(self._prefix))
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
+def _to_arrow(values: np.ndarray) -> pa.Array:
+    return tables.from_digests(values) if values.ndim == 2 else pa.array(values)

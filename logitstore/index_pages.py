@@ -86,8 +86,8 @@ class IndexPage:
         Raises:
             DamageError: ``data`` is no page.
         """
-        self._table, _ = tables.read_table(data)
-        self._blocks = tables.to_values(self._table, "block")
+        self._table = tables.StoredTable(data).table()
+        self._blocks = self._table.column("block").to_numpy()
 
     def index(self, block: int, schemas: Schemas) -> PartIndex:
         """Of a block, counted from the page's first; ``schemas`` are those of the column."""

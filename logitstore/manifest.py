@@ -147,7 +147,8 @@ class Manifest:
     @classmethod
     def from_parquet(cls, data: bytes, read_plan: Callable[[str], Plan]) -> Manifest:
         """Decode a manifest; ``read_plan`` maps a plan's digest to the plan."""
-        table, header = tables.read_table(data)
+        table = tables.StoredTable(data)
+        header = table.header
         columns = tuple(
             Column(
                 described["template"],

@@ -109,9 +109,9 @@ class Plan:
 
     @classmethod
     def from_parquet(cls, data: bytes) -> Plan:
-        table, header = tables.read_table(data)
-        settings = PlanSettings.from_json(header["settings"])
-        return cls(settings, PlanBlocks.from_table(table), tuple(header["sources"]))
+        table = tables.StoredTable(data)
+        settings = PlanSettings.from_json(table.header["settings"])
+        return cls(settings, PlanBlocks.from_table(table), tuple(table.header["sources"]))
 
 
 @dataclass

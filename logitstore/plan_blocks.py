@@ -107,7 +107,7 @@ class PlanBlocks(Sequence[PlanBlock]):
         runs = _rows_of(self.source_runs, number)
         sources = np.repeat(runs[:, 2], np.diff(runs[:, 1], prepend=0))
         return PlanBlock(
-            self.digests[number],
+            self.packed_digests[number].tobytes().hex(),
             HELD_OUT if self.held_out[number] else TRAIN,
             num_documents,
             int(self.num_bytes[number]),
@@ -151,10 +151,10 @@ class PlanBlocks(Sequence[PlanBlock]):
         }
 
     @classmethod
-    def from_table(cls, table: pa.Table) -> PlanBlocks:
-        plain = [tables.to_values(table, name) for name in ("held_out", "num_documents", "num_bytes", "num_chats")]
-        pairs = [_with_blocks(*tables.to_lists(table, name)) for name in ("repeats", "source_runs")]
-        return cls(tables.to_digests(table, "digest"), *plain, *pairs)
+    def from_table(cls, table: tables.StoredTable) -> PlanBlocks:
+        plain = [table.values(name) for name in ("held_out", "num_documents", "num_bytes", "num_chats")]
+        pairs = [_with_blocks(*table.lists(name)) for name in ("repeats", "source_runs")]
+        return cls(table.digests("digest"), *plain, *pairs)
 
     def _pairs_by_block(self, rows: np.ndarray) -> pa.Array:
         counts = np.bincount(rows[:, 0], minlength=len(self))

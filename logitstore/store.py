@@ -211,14 +211,13 @@ class Store:
         Raises:
             StoreError: the column has no answer for it.
         """
-        cell = column.cells[block]
-        if cell is None:
+        if not column.cells.answered[block]:
             raise StoreError(
                 f"{column.kind} {column.label!r}: block {block} has no answer yet; run `logitstore produce`"
             )
         place = column.page_of(block)
         index = self._pages.page(place[0]).index(place[1], column.schemas) if place else None
-        return Part(self.storage, cell.part, index)
+        return Part(self.storage, column.cells.part(block), index)
 
 
 def _refuse_newer_format(header: bytes, where: str) -> None:
@@ -240,6 +239,9 @@ def check_dataset_name(name: str) -> None:
 
 
 def _same(a: Manifest, b: Manifest) -> bool:
-    """Whether nothing needs publishing. Parts count: a repaired one may have old content in a new part."""
-    labels = [sorted((column.id, column.label) for column in manifest.columns) for manifest in (a, b)]
-    return a.identity == b.identity and labels[0] == labels[1] and a.part_digests() == b.part_digests()
+    return a.identity == b.identity and _names(a) == _names(b)
+
+
+def _names(manifest: Manifest) -> list[tuple[str, str, bytes]]:
+    """What a version is besides its identity: labels, and parts, which a repair makes anew with the same content."""
+    return sorted((column.id, column.label, column.cells.parts.tobytes()) for column in manifest.columns)

@@ -14,6 +14,7 @@ from logitstore.digests import DIGEST_BYTES
 from logitstore.errors import DamageError
 
 _HEADER = b"logitstore"
+_UNREADABLE = (pa.ArrowException, OSError, ValueError, KeyError, TypeError)
 
 
 def write_table(columns: Mapping[str, pa.Array], header: Mapping[str, Any]) -> bytes:
@@ -26,17 +27,57 @@ def write_table(columns: Mapping[str, pa.Array], header: Mapping[str, Any]) -> b
     return sink.getvalue().to_pybytes()
 
 
-def read_table(data: bytes) -> tuple[pa.Table, dict[str, Any]]:
-    """A table written by ``write_table``, each column in one chunk, and its header.
+class StoredTable:
+    """A table written by ``write_table``: a column is decoded when it is asked for.
 
-    Raises:
-        DamageError: not such a table.
+    Attributes:
+        header: as it was written.
+        column_names: of all columns.
     """
-    try:
-        table = pq.read_table(pa.BufferReader(data), use_threads=False).combine_chunks()
-        return table, json.loads(table.schema.metadata[_HEADER])
-    except (pa.ArrowException, OSError, ValueError, KeyError, TypeError) as error:
-        raise DamageError(f"not a readable table ({error})") from error
+
+    def __init__(self, data: bytes) -> None:
+        """
+        Raises:
+            DamageError: ``data`` is no such table.
+        """
+        try:
+            self._file = pq.ParquetFile(pa.BufferReader(data))
+            self.header: dict[str, Any] = json.loads(self._file.schema_arrow.metadata[_HEADER])
+        except _UNREADABLE as error:
+            raise DamageError(f"not a readable table ({error})") from error
+        self.column_names: list[str] = self._file.schema_arrow.names
+
+    def table(self) -> pa.Table:
+        """All columns, each in one chunk."""
+        return self._read(None)
+
+    def digests(self, name: str) -> np.ndarray:
+        """uint8 [N, 32]."""
+        array = self._column(name)
+        if not len(array):
+            return np.empty((0, DIGEST_BYTES), np.uint8)
+        packed = np.frombuffer(array.buffers()[1], np.uint8).reshape(-1, DIGEST_BYTES)
+        return packed[array.offset : array.offset + len(array)]
+
+    def values(self, name: str) -> np.ndarray:
+        """[N] numbers or truth values, of which none is missing."""
+        return self._column(name).to_numpy(zero_copy_only=False)
+
+    def lists(self, name: str) -> tuple[np.ndarray, np.ndarray]:
+        """(offsets int64 [N + 1], values) of a column of lists."""
+        array = self._column(name)
+        offsets = array.offsets.to_numpy().astype(np.int64)
+        return offsets - offsets[0], array.flatten().to_numpy(zero_copy_only=False)
+
+    def _column(self, name: str) -> pa.Array:
+        column = self._read([name]).column(name)
+        return column.chunk(0) if column.num_chunks else pa.array([], column.type)
+
+    def _read(self, names: list[str] | None) -> pa.Table:
+        try:
+            return self._file.read(names, use_threads=False).combine_chunks()
+        except _UNREADABLE as error:
+            raise DamageError(f"not a readable table ({error})") from error
 
 
 def from_digests(packed: np.ndarray) -> pa.Array:
@@ -48,29 +89,3 @@ def from_digests(packed: np.ndarray) -> pa.Array:
 def from_lists(offsets: np.ndarray, values: np.ndarray) -> pa.Array:
     """Ragged rows: row n is ``values[offsets[n] : offsets[n + 1]]``."""
     return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), pa.array(values))
-
-
-def to_digests(table: pa.Table, name: str) -> np.ndarray:
-    """uint8 [N, 32] of a column, not copied."""
-    array = _array(table, name)
-    if not len(array):
-        return np.empty((0, DIGEST_BYTES), np.uint8)
-    packed = np.frombuffer(array.buffers()[1], np.uint8).reshape(-1, DIGEST_BYTES)
-    return packed[array.offset : array.offset + len(array)]
-
-
-def to_values(table: pa.Table, name: str) -> np.ndarray:
-    """[N] numbers or truth values of a column without nulls."""
-    return _array(table, name).to_numpy(zero_copy_only=False)
-
-
-def to_lists(table: pa.Table, name: str) -> tuple[np.ndarray, np.ndarray]:
-    """(offsets int64 [N + 1], values) of a column of lists."""
-    array = _array(table, name)
-    offsets = array.offsets.to_numpy().astype(np.int64)
-    return offsets - offsets[0], array.flatten().to_numpy(zero_copy_only=False)
-
-
-def _array(table: pa.Table, name: str) -> pa.Array:
-    chunks = table.column(name).chunks
-    return chunks[0] if chunks else pa.array([], table.schema.field(name).type)
