@@ -17,11 +17,12 @@ from numcodecs.zstd import Zstd
 from zarr.core.buffer import cpu
 from zarr.storage import MemoryStore
 
+from logitstore.codecs import quantised
 from logitstore.errors import DamageError
 from logitstore.sharding import split_shard, without_crc, zstd_content_size
 
 _CRC32C = {"name": "crc32c"}
-_DTYPES = {"bool", "uint8", "int32", "int64", "float32"}
+_DTYPES = {"bool", "uint8", "int32", "int64", "uint64", "float32"}
 
 
 def decode_dense(metadata: Mapping[str, Any], objects: Mapping[str, bytes]) -> np.ndarray:
@@ -34,12 +35,26 @@ def decode_dense(metadata: Mapping[str, Any], objects: Mapping[str, bytes]) -> n
     Raises:
         DamageError: they cannot be decoded.
     """
+    if (first := metadata["codecs"][0] if metadata.get("codecs") else {}).get("name") == quantised.CODEC_NAME:
+        return _decode_quantised(metadata, first, objects)
     layout = _Layout.of(metadata)
     if layout is not None and len(objects) == 1:
         chunks = split_shard(next(iter(objects.values())), layout.num_chunks)
         if all(chunk is not None for chunk in chunks):
             return layout.decode([chunk for chunk in chunks if chunk is not None])
     return _decode_by_zarr(metadata, objects)
+
+
+def _decode_quantised(
+    metadata: Mapping[str, Any], codec: Mapping[str, Any], objects: Mapping[str, bytes]
+) -> np.ndarray:
+    try:
+        steps, (num_rows, num_columns) = quantised.steps_of(codec.get("configuration")), metadata["shape"]
+    except (LookupError, TypeError, ValueError) as error:
+        raise DamageError(f"its metadata is not that of such an array: {error}") from error
+    if num_rows == 0:
+        return np.empty((0, num_columns), np.float32)
+    return quantised.decode_columns(objects["c/0/0"], steps, num_rows)
 
 
 @dataclass(frozen=True)

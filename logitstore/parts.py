@@ -5,7 +5,8 @@ A part is staged in memory, sealed, and uploaded under ``parts/<digest>/``, wher
     seal.json            {format, kind, content, arrays: {name: its zarr.json}, objects: {name: {bytes, digest}}}
     zarr.json            the group, with its kind and attributes
     <array>/zarr.json
-    <array>/c/...        one shard an array; inner chunks of one column, zstd, CRC32C
+    <array>/c/...        one object an array: a shard of chunks of one column, zstd, CRC32C; or, of signals, a chunk
+                         of logitstore's own codecs
 
 The seal lists the digest of every object, so the name proves all bytes below it, two writers of one name write the same
 bytes, and a part never mixes two encodings. ``content`` is the digest of the decoded values: the identity that
@@ -26,8 +27,9 @@ from zarr.codecs import Crc32cCodec, ZstdCodec
 from zarr.core.buffer import cpu
 from zarr.storage import MemoryStore
 
-from logitstore.codecs.shard import decode_sparse_shard, encode_sparse_shard
-from logitstore.codecs.sparse_rows import CODEC_NAME, SparseRowsCodec
+from logitstore.codecs.quantised import QuantisedCodec
+from logitstore.codecs.row_stream import encode_rows
+from logitstore.codecs.sparse_rows import CODEC_NAME, SparseRowsCodec, decode_chunk
 from logitstore.dense_arrays import decode_dense
 from logitstore.digests import digest_arrays, digest_bytes
 from logitstore.errors import DamageError, StorageError, StoreError
@@ -38,17 +40,23 @@ from logitstore.storage import Storage
 
 FORMAT = 1
 KINDS = ("text", "tokens", "signal", "alignment")
-SPARSE_CHUNK_ROWS = 4096
 _CHUNK_VALUES = 1 << 16
 _ZSTD_LEVEL = 5
 
 
 @dataclass(frozen=True)
 class ArrayToStore:
-    """One array of a part to be, with attributes that say what it is (``columns``, ``unit``, ``error_nats``)."""
+    """One array of a part to be.
+
+    Attributes:
+        values: of dtype bool, uint8, int32, int64, float32, or sparse rows.
+        attributes: what it is (``columns``, ``unit``, ``error_nats``).
+        steps: of float32 [T, S]: decimals of which the columns hold multiples, NaN and -inf only.
+    """
 
     values: np.ndarray | SparseRows
     attributes: Mapping[str, Any] = field(default_factory=dict)
+    steps: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -80,19 +88,27 @@ class StagedPart:
         return sizes
 
 
-def stage(kind: str, arrays: Mapping[str, ArrayToStore], attributes: Mapping[str, Any]) -> StagedPart:
+def stage(
+    kind: str, arrays: Mapping[str, ArrayToStore], attributes: Mapping[str, Any], *, portable: bool = False
+) -> StagedPart:
     """Encode a part in memory.
 
     Args:
         kind: one of ``KINDS``.
-        arrays: by name; values of dtype bool, uint8, int32, int64, float32, or sparse rows.
+        arrays: by name.
         attributes: of the group, for people; nothing reads them to decide.
+        portable: use only codecs that every reader of Zarr v3 has, at several times the size. The content is the same.
     """
     store = MemoryStore()
     group = zarr.open_group(store, mode="w", attributes={"logitstore": {"format": FORMAT, "kind": kind, **attributes}})
     for name, array in arrays.items():
         if isinstance(array.values, SparseRows):
-            _write_sparse(store, group, name, array.values, array.attributes)
+            if portable:
+                _write_dense(group, name, array.values.rectangle(_width(array.values)), array.attributes)
+            else:
+                _write_sparse(store, group, name, array.values, array.attributes)
+        elif array.steps is not None and not portable:
+            _write_quantised(group, name, array.values, array.attributes, array.steps)
         else:
             _write_dense(group, name, array.values, array.attributes)
     objects = {name: buffer.to_bytes() for name, buffer in sorted(store._store_dict.items())}
@@ -183,15 +199,16 @@ class Part:
         """A sparse array, ragged: straight from the shard, since its rectangle can be a hundred times larger."""
         metadata, objects = self._indexed(name).metadata, self._objects_of(name)
         try:
-            num_rows, width = metadata["shape"]
-            chunk_rows, _ = metadata["codecs"][0]["configuration"]["chunk_shape"]
-            rows = decode_sparse_shard(objects["c/0/0"], num_rows, chunk_rows, width)
+            if metadata["codecs"][0]["name"] == CODEC_NAME:
+                rows = _decode_rows(metadata, objects)
+            else:
+                rows = SparseRows.from_rectangle(decode_dense(metadata, objects))
             return replace(rows, step_nats=float(metadata["attributes"].get("step_nats", DEFAULT_STEP_NATS)))
         except (DamageError, LookupError, ValueError) as error:
             raise DamageError(f"{self._where(name)}: {error}; run `logitstore verify`") from error
 
     def is_sparse(self, name: str) -> bool:
-        return CODEC_NAME in json.dumps(self._indexed(name).metadata["codecs"])
+        return self._indexed(name).metadata.get("data_type") == "uint64"
 
     def attributes(self, name: str) -> dict[str, Any]:
         """Attributes of an array."""
@@ -268,7 +285,7 @@ def _write_dense(group: zarr.Group, name: str, values: np.ndarray, attributes: M
         chunks=(chunk_rows, *(1 for _ in values.shape[1:])),
         shards=(shard_rows, *values.shape[1:]),
         compressors=[ZstdCodec(level=_ZSTD_LEVEL), Crc32cCodec()],
-        fill_value=np.nan if values.dtype.kind == "f" else 0,
+        fill_value=_fill_of(values.dtype),
         attributes=dict(attributes),
         # Without this a shard of nothing but fill is not written, and a lost one would read as fill.
         config={"write_empty_chunks": True},
@@ -278,19 +295,49 @@ def _write_dense(group: zarr.Group, name: str, values: np.ndarray, attributes: M
 def _write_sparse(
     store: MemoryStore, group: zarr.Group, name: str, rows: SparseRows, attributes: Mapping[str, Any]
 ) -> None:
-    """Zarr writes the metadata; the shard is made here, because its rectangle need never exist."""
-    width = max(1, int(rows.counts.max(initial=0)))
-    num_chunks = max(1, -(-rows.num_rows // SPARSE_CHUNK_ROWS))
+    # One chunk: its model is learnt once for all rows, and readers of a few rows fetch their groups alone.
+    shape = (rows.num_rows, _width(rows))
     group.create_array(
         name,
-        shape=(rows.num_rows, width),
+        shape=shape,
         dtype="uint64",
-        chunks=(SPARSE_CHUNK_ROWS, width),
-        shards=(num_chunks * SPARSE_CHUNK_ROWS, width),
+        chunks=(max(1, shape[0]), shape[1]),
         serializer=SparseRowsCodec(),
-        compressors=[ZstdCodec(level=_ZSTD_LEVEL), Crc32cCodec()],
+        compressors=None,
         fill_value=int(FILL),
         attributes=dict(attributes),
     )
-    shard = encode_sparse_shard(rows, SPARSE_CHUNK_ROWS, _ZSTD_LEVEL)
-    store._store_dict[f"{name}/c/0/0"] = cpu.Buffer.from_bytes(shard)
+    if rows.num_rows:
+        store._store_dict[f"{name}/c/0/0"] = cpu.Buffer.from_bytes(encode_rows(rows))
+
+
+def _write_quantised(
+    group: zarr.Group, name: str, values: np.ndarray, attributes: Mapping[str, Any], steps: tuple[str, ...]
+) -> None:
+    group.create_array(
+        name,
+        data=values,
+        chunks=(max(1, len(values)), values.shape[1]),
+        serializer=QuantisedCodec(steps),
+        compressors=None,
+        fill_value=np.nan,
+        attributes=dict(attributes),
+        config={"write_empty_chunks": True},
+    )
+
+
+def _width(rows: SparseRows) -> int:
+    return max(1, int(rows.counts.max(initial=0)))
+
+
+def _fill_of(dtype: np.dtype) -> Any:
+    if dtype == np.uint64:
+        return int(FILL)
+    return np.nan if dtype.kind == "f" else 0
+
+
+def _decode_rows(metadata: Mapping[str, Any], objects: Mapping[str, bytes]) -> SparseRows:
+    (num_rows, width) = metadata["shape"]
+    if num_rows == 0:
+        return SparseRows.from_rectangle(np.empty((0, width), np.uint64))
+    return decode_chunk(objects["c/0/0"], num_rows, width)

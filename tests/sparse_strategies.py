@@ -15,8 +15,20 @@ _ENTRIES = st.tuples(_IDS, st.integers(0, MAX_QUANTA), _DRAWS) | st.tuples(
 
 
 def sparse_rows(max_rows: int = 12) -> st.SearchStrategy[SparseRows]:
-    """Any rows at all, unscored ones among them."""
-    return st.lists(st.lists(_ENTRIES, max_size=6), max_size=max_rows).map(rows_of)
+    """Any rows at all that are in the stored order, unscored ones among them."""
+    return st.lists(st.lists(_ENTRIES, max_size=6), max_size=max_rows).map(
+        lambda rows: rows_of([in_stored_order(row) for row in rows])
+    )
+
+
+def in_stored_order(row: list[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
+    """The first entry kept for certain, then the others, of an id one each, by (quanta, id)."""
+    unique = list({entry[0]: entry for entry in reversed(row)}.values())[::-1]
+    if not unique:
+        return []
+    first_id, first_quanta, _ = unique[0]
+    others = sorted(unique[1:], key=lambda entry: (entry[1], entry[0]))
+    return [(first_id, min(first_quanta, MAX_QUANTA), 0), *others]
 
 
 def rows_of(rows: list[list[tuple[int, int, int]]]) -> SparseRows:
@@ -32,16 +44,16 @@ def rows_of(rows: list[list[tuple[int, int, int]]]) -> SparseRows:
 
 
 def random_rows(num_rows: int, seed: int = 0, mean_entries: float = 4.0) -> SparseRows:
-    """Rows as a teacher gives them: ragged, some unscored, behind the first entry by falling log-prob."""
+    """Rows as a teacher gives them: ragged, some unscored, tokens of a text of some regularity, half of them drawn."""
     rng = np.random.default_rng(seed)
-    counts = rng.poisson(mean_entries, num_rows) * (rng.random(num_rows) > 0.1)
-    offsets = offsets_of(counts.astype(np.int64))
-    rows = np.repeat(np.arange(num_rows), counts)
-    quanta = rng.integers(0, 400, len(rows))
-    first = np.isin(np.arange(len(rows)), offsets[:-1][counts > 0])
-    order = np.lexsort((quanta, ~first, rows))
-    ids = rng.integers(0, 50000, len(rows)).astype(np.int32)
-    return SparseRows(offsets, ids, quanta[order].astype(np.uint16), (rng.random(len(rows)) < 0.5).astype(np.uint16))
+    rows = []
+    for count in rng.poisson(mean_entries, num_rows) * (rng.random(num_rows) > 0.1):
+        ids = (rng.pareto(0.8, count) * 3).astype(np.int64) % 50000
+        draws = rng.random(count) < 0.5
+        rows.append(
+            in_stored_order(list(zip(ids.tolist(), rng.integers(0, 99, count).tolist(), draws.tolist(), strict=True)))
+        )
+    return rows_of(rows)
 
 
 def assert_equal_rows(a: SparseRows, b: SparseRows) -> None:

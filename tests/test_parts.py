@@ -118,10 +118,12 @@ def test_part_has_at_most_two_data_objects_an_array_each_one_shard(staged):
 # Identity
 
 
-@pytest.mark.parametrize(("setting", "value"), [("_ZSTD_LEVEL", 1), ("_CHUNK_VALUES", 64), ("SPARSE_CHUNK_ROWS", 64)])
-def test_content_does_not_depend_on_encoding(staged, monkeypatch, setting, value):
-    monkeypatch.setattr(parts_module, setting, value)
-    other = stage("signal", ARRAYS, {"signal": "sparse"})
+@pytest.mark.parametrize("setting", [{"_ZSTD_LEVEL": 1}, {"_CHUNK_VALUES": 64}, {"portable": True}], ids=str)
+def test_content_does_not_depend_on_encoding(staged, monkeypatch, setting):
+    portable = setting.pop("portable", False)
+    for name, value in setting.items():
+        monkeypatch.setattr(parts_module, name, value)
+    other = stage("signal", ARRAYS, {"signal": "sparse"}, portable=portable)
     assert other.objects != staged.objects
     assert other.digest != staged.digest
     assert other.content == staged.content
@@ -268,3 +270,13 @@ def test_upload_puts_the_seal_first(staged):
     upload(Recording.__new__(Recording), staged)
     assert order[0] == f"parts/{staged.digest}/seal.json"
     assert set(order[1:]) == {f"parts/{staged.digest}/{name}" for name in staged.objects}
+
+
+def test_portable_part_uses_standard_codecs_only(tmp_path):
+    staged = stage("signal", ARRAYS, {"signal": "sparse"}, portable=True)
+    part = stored(str(tmp_path), staged)
+    for name in part.array_names():
+        assert "logitstore" not in json.dumps(part.index[name].metadata["codecs"])
+    group = zarr.open_group(str(tmp_path / part.path), mode="r")
+    assert np.array_equal(group["sparse"][...], ROWS.rectangle(int(ROWS.counts.max())))
+    assert group["sparse"].fill_value == FILL
