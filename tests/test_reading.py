@@ -128,7 +128,6 @@ def test_any_damaged_byte_or_cut_of_a_shard_is_refused():
     "change",
     [
         {"shape": [100]},
-        {"shape": [200, 3]},
         {"data_type": "int64"},
         {"data_type": "x"},
         {"codecs": []},
