@@ -75,6 +75,36 @@ class Spread:
     """Degrees between the gradient of the head on all rows and that of the whole distribution."""
 
 
+@dataclass(frozen=True)
+class Sums:
+    """What makes a ``Spread``, summed over rows, so that chunks of rows add up.
+
+    Attributes:
+        num_rows: R.
+        squares: float64 [5]: entries, and squared errors of weight sum, gradient, hidden gradient and loss.
+        found_VD: float64 [V, D], gradient of the head.
+        true_VD: likewise, of the whole distribution.
+    """
+
+    num_rows: int
+    squares: Tensor
+    found_VD: Tensor
+    true_VD: Tensor
+
+    def __add__(self, other: Sums) -> Sums:
+        return Sums(
+            self.num_rows + other.num_rows,
+            self.squares + other.squares,
+            self.found_VD + other.found_VD,
+            self.true_VD + other.true_VD,
+        )
+
+    def spread(self) -> Spread:
+        cosine = float((self.found_VD * self.true_VD).sum() / (self.found_VD.norm() * self.true_VD.norm()))
+        means = (self.squares / self.num_rows).tolist()
+        return Spread(*means, angle=math.degrees(math.acos(max(-1.0, min(1.0, cosine)))))
+
+
 class Truth:
     """Rows with a student's distribution, and what the teacher's whole distribution says to it."""
 
@@ -84,14 +114,25 @@ class Truth:
         self.student_RV = torch.softmax(student_logits_RV.double(), -1)
         self.nats_RV = -torch.log_softmax(student_logits_RV.double(), -1)
         self.gradient_RV = sampled_gradient(self.probs_RV, self.student_RV)
+        self.true_VD = self.gradient_RV.T @ self.hidden_RD
 
-    def spread_of_weights(self, weights_RV: Tensor, entries_R: Tensor) -> Spread:
+    def of_policy(self, policy: Policy) -> Sums:
+        """Of a policy's entries, as a student is trained on them."""
+        entries = policy.select(self.rows)
+        if policy.draw_weight is not None:
+            counts_R = torch.bincount(entries.row_E, minlength=len(self.probs_RV))
+            return self.of_weights(weights_of(policy, self.rows, entries), counts_R)
+        kept_RV = torch.zeros(self.probs_RV.shape, dtype=torch.bool)
+        kept_RV[entries.row_E, entries.id_E] = True
+        return self.of_partition(kept_RV)
+
+    def of_weights(self, weights_RV: Tensor, entries_R: Tensor) -> Sums:
         """Of an estimator that weighs entries."""
         sums_R = weights_RV.sum(-1) - self.probs_RV.sum(-1)
         losses_R = ((weights_RV - self.probs_RV) * self.nats_RV).sum(-1)
-        return self._spread(sampled_gradient(weights_RV, self.student_RV), entries_R, sums_R, losses_R)
+        return self._sums(sampled_gradient(weights_RV, self.student_RV), entries_R, sums_R, losses_R)
 
-    def spread_of_partition(self, kept_RV: Tensor) -> Spread:
+    def of_partition(self, kept_RV: Tensor) -> Sums:
         """Of forward KL on {listed, rest}: its gradient strays by its bias; its loss lacks what the rest hides."""
         gradient_RV = partition_gradient(self.probs_RV, self.student_RV, kept_RV)
         hidden_p_RV, hidden_q_RV = (x.masked_fill(kept_RV, 0.0) for x in (self.probs_RV, self.student_RV))
@@ -99,35 +140,37 @@ class Truth:
         rest_p_R, rest_q_R = hidden_p_RV.sum(-1), hidden_q_RV.sum(-1)
         of_rest_R = rest_p_R * (rest_p_R.clamp(min=1e-300) / rest_q_R.clamp(min=1e-300)).log()
         losses_R = of_rest_R - within_RV.sum(-1)
-        return self._spread(gradient_RV, kept_RV.sum(-1), torch.zeros_like(losses_R), losses_R)
+        return self._sums(gradient_RV, kept_RV.sum(-1), torch.zeros_like(losses_R), losses_R)
 
-    def _spread(self, gradient_RV: Tensor, entries_R: Tensor, sums_R: Tensor, losses_R: Tensor) -> Spread:
+    def _sums(self, gradient_RV: Tensor, entries_R: Tensor, sums_R: Tensor, losses_R: Tensor) -> Sums:
         error_RV = gradient_RV - self.gradient_RV
-        found_VD, true_VD = (gradient_RV.T @ self.hidden_RD, self.gradient_RV.T @ self.hidden_RD)
-        cosine = float((found_VD * true_VD).sum() / (found_VD.norm() * true_VD.norm()))
-        return Spread(
-            entries=float(entries_R.double().mean()),
-            weight_sum=float((sums_R**2).mean()),
-            gradient=float((error_RV**2).sum(-1).mean()),
-            hidden=float(((error_RV @ self.head_VD) ** 2).sum(-1).mean()),
-            loss=float((losses_R**2).mean()),
-            angle=math.degrees(math.acos(min(1.0, cosine))),
+        squares = [entries_R, sums_R**2, (error_RV**2).sum(-1), ((error_RV @ self.head_VD) ** 2).sum(-1), losses_R**2]
+        return Sums(
+            len(error_RV),
+            torch.stack([values_R.double().sum() for values_R in squares]),
+            gradient_RV.T @ self.hidden_RD,
+            self.true_VD,
         )
 
 
-def expected_entries(probs_RV: Tensor, realised_R: Tensor, theta: float) -> float:
-    """Mean entries a row of ``threshold:THETA``."""
-    certain_RV = probs_RV >= theta
-    certain_RV[torch.arange(len(probs_RV)), realised_R] = True
-    certain_RV[torch.arange(len(probs_RV)), probs_RV.argmax(-1)] = True
+def certain_of(probs_RV: Tensor, realised_R: Tensor, num_likeliest: int = 1) -> Tensor:
+    """bool [R, V]: the realised token and the likeliest ones."""
+    certain_RV = torch.zeros(probs_RV.shape, dtype=torch.bool)
+    certain_RV.scatter_(-1, probs_RV.topk(num_likeliest).indices, True)
+    return certain_RV.scatter_(-1, realised_R[:, None], True)
+
+
+def expected_entries(probs_RV: Tensor, certain_RV: Tensor, theta: float) -> float:
+    """Mean entries a row of ``threshold:THETA``, next to others that are kept for certain."""
+    certain_RV = certain_RV | (probs_RV >= theta)
     return float((certain_RV.sum(-1) + (probs_RV.double() / theta).masked_fill(certain_RV, 0.0).sum(-1)).mean())
 
 
-def theta_for(probs_RV: Tensor, realised_R: Tensor, entries: float) -> float:
-    """The theta that keeps so many entries a row on these very rows."""
+def theta_for(probs_RV: Tensor, certain_RV: Tensor, entries: float) -> float:
+    """The theta that keeps so many entries a row on these very rows, those kept for certain in any case among them."""
     low, high = math.log(1e-6), math.log(0.9)
     for _ in range(40):
         middle = (low + high) / 2
-        found = expected_entries(probs_RV, realised_R, math.exp(middle))
+        found = expected_entries(probs_RV, certain_RV, math.exp(middle))
         low, high = (middle, high) if found > entries else (low, middle)
     return math.exp(high)

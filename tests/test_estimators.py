@@ -16,6 +16,7 @@ sys.path.append(str(Path(__file__).parent.parent / "benchmarks"))
 
 from estimates import (
     Truth,
+    certain_of,
     partition_gradient,
     rows_of,
     sampled_gradient,
@@ -107,15 +108,9 @@ def test_threshold_strays_less_than_draws_with_replacement_at_equal_entries(
 ) -> None:
     truth, rows = _mixed_rows(scale)
     published_RV, unique_R = with_replacement_weights(rows.probs_RV, num_draws)
-    published = truth.spread_of_weights(published_RV, unique_R)
-    theta = theta_for(rows.probs_RV, rows.realised_R, published.entries)
-    found = {}
-    for policy in (Threshold(theta), Sample(num_draws)):
-        entries = policy.select(rows)
-        found[type(policy)] = truth.spread_of_weights(
-            weights_of(policy, rows, entries), torch.bincount(entries.row_E, minlength=len(rows.realised_R))
-        )
-    threshold, sample = found[Threshold], found[Sample]
+    published = truth.of_weights(published_RV, unique_R).spread()
+    theta = theta_for(rows.probs_RV, certain_of(rows.probs_RV, rows.realised_R), published.entries)
+    threshold, sample = (truth.of_policy(policy).spread() for policy in (Threshold(theta), Sample(num_draws)))
     assert threshold.entries == pytest.approx(published.entries, rel=0.03)
     assert published.weight_sum < 1e-12, "all draws of RS-KD weigh 1 together"
     assert threshold.weight_sum < theta**2 / 4
@@ -129,30 +124,24 @@ def test_threshold_strays_less_than_draws_with_replacement_at_equal_entries(
 def test_likeliest_tokens_alone_point_elsewhere() -> None:
     """At equal entries the gradient of a partition is off by its bias; that of draws by noise, which averages out."""
     truth, rows = _mixed_rows(2.0)
-    threshold = Threshold(theta_for(rows.probs_RV, rows.realised_R, 12.0))
+    threshold = Threshold(theta_for(rows.probs_RV, certain_of(rows.probs_RV, rows.realised_R), 12.0))
     weights = []
     for seed in range(40):
         again = rows_of(rows.logits_RV, rows.realised_R, seed)
         weights.append(weights_of(threshold, again, threshold.select(again)))
     twelve = torch.full((1,), 12)
-    once = truth.spread_of_weights(weights[0], twelve)
-    often = truth.spread_of_weights(torch.stack(weights).mean(0), twelve)
+    once = truth.of_weights(weights[0], twelve).spread()
+    often = truth.of_weights(torch.stack(weights).mean(0), twelve).spread()
     assert often.angle < once.angle / 5
     assert often.gradient < once.gradient / 30
     for policy in (TopK(12), TopP(0.9, 12)):
-        entries = policy.select(rows)
-        kept_RV = torch.zeros(rows.probs_RV.shape, dtype=torch.bool)
-        kept_RV[entries.row_E, entries.id_E] = True
-        assert truth.spread_of_partition(kept_RV).angle > 2 * often.angle
+        assert truth.of_policy(policy).spread().angle > 2 * often.angle
 
 
 def test_union_with_likeliest_tokens_strays_less_than_draws_alone() -> None:
-    truth, rows = _mixed_rows(3.5)
-    spreads = []
-    for policy in (Sample(30), Union((TopK(8), Sample(30)))):
-        entries = policy.select(rows)
-        spreads.append(truth.spread_of_weights(weights_of(policy, rows, entries), entries.row_E.bincount()))
-    assert spreads[1].gradient < 0.7 * spreads[0].gradient
+    truth, _ = _mixed_rows(3.5)
+    alone, union = (truth.of_policy(policy).spread() for policy in (Sample(30), Union((TopK(8), Sample(30)))))
+    assert union.gradient < 0.7 * alone.gradient
 
 
 def test_partition_gradient_is_that_of_its_loss() -> None:
