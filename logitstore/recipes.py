@@ -22,6 +22,10 @@ WRITER = uuid.uuid4().hex
 """Names this process in the records it creates, for people; ``text_columns.walk`` takes from it where to begin."""
 
 
+_ATTEMPTS = 8
+"""How often an answer is created that ``gc`` deletes between our being refused and our looking."""
+
+
 @dataclass(frozen=True)
 class Answer:
     """What a recipe gave.
@@ -69,9 +73,11 @@ def commit_answer(storage: Storage, recipe: Recipe, answer: Answer, provenance: 
         "writer": WRITER,
         "provenance": dict(provenance),
     }
-    if storage.create(recipe_path(recipe), seal_record(record)):
-        return answer
-    winner = find_answer(storage, recipe)
-    if winner is None:
-        raise DamageError(f"{storage.child_url(recipe_path(recipe))}: exists and cannot be read back")
-    return winner
+    for _ in range(_ATTEMPTS):
+        if storage.create(recipe_path(recipe), seal_record(record)):
+            return answer
+        # Somebody else's, or our own, whose answer was lost: either way the one that everybody finds.
+        winner = find_answer(storage, recipe)
+        if winner is not None:
+            return winner
+    raise DamageError(f"{storage.child_url(recipe_path(recipe))}: exists and cannot be read back")

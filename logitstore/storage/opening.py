@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from urllib.parse import urlsplit
 
-from fsspec.core import url_to_fs
-
 from logitstore.errors import StorageError
+from logitstore.storage.clients import open_file_system
 from logitstore.storage.interface import Storage
 from logitstore.storage.local import LocalStorage
 from logitstore.storage.remote import RemoteStorage
@@ -23,7 +22,7 @@ def open_storage(url: str) -> Storage:
     if protocol in {"file", "local"}:
         return LocalStorage(url.split("://", 1)[-1])
     try:
-        fs, root = url_to_fs(url)
+        fs, root = open_file_system(url)
     except (ImportError, ValueError) as error:
         raise StorageError(f"{public_url(url)}: cannot open this kind of URL: {error}") from error
     return RemoteStorage(url, fs, root)

@@ -4,21 +4,27 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext, suppress
 from datetime import datetime
-from typing import Any, TypeVar
+from typing import Any
 
 import fsspec
+from fsspec.asyn import AsyncFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
 
 from logitstore.errors import StorageError
 from logitstore.storage.answers import http_status
+from logitstore.storage.clients import reopen
 from logitstore.storage.interface import Entry, Storage, check_range
-from logitstore.storage.retries import retry
+from logitstore.storage.retries import retry, storage_error
 from logitstore.urls import public_url
 
-T = TypeVar("T")
+ATTEMPT_SECONDS = 60.0
+"""How long one attempt may take, besides the time for its bytes. Clients notice silence; this ends a trickle."""
+
+_SLOWEST_BYTES_PER_SECOND = 1 << 18
+_LARGEST_OBJECT_BYTES = 48 << 20
 
 _TIMES = ("LastModified", "mtime", "last_modified", "updated", "created")
 """What file systems call the time of a change, the most telling first."""
@@ -35,13 +41,13 @@ class RemoteStorage(Storage):
         self._opened, self._process, self._root = fs, os.getpid(), root.rstrip("/")
 
     def read(self, name: str) -> bytes:
-        return self._retry(name, lambda fs: fs.cat_file(self._path(name)))
+        return self._request(name, _LARGEST_OBJECT_BYTES, "cat_file")
 
     def read_range(self, name: str, begin: int, end: int) -> bytes:
         if begin == end:
             return b""
         try:
-            data = self._retry(name, lambda fs: fs.cat_file(self._path(name), start=begin, end=end))
+            data = self._request(name, end - begin, "cat_file", start=begin, end=end)
         except StorageError as error:
             if http_status(error.__cause__) != 416:  # nothing at ``begin`` or after it
                 raise
@@ -49,36 +55,36 @@ class RemoteStorage(Storage):
         return check_range(self.child_url(name), data, begin, end)
 
     def write(self, name: str, data: bytes) -> None:
-        self._retry(name, lambda fs: fs.pipe_file(self._path(name), data))
+        self._put(name, data)
 
     def create(self, name: str, data: bytes) -> bool:
         in_memory = isinstance(self._fs, MemoryFileSystem)
         lock: AbstractContextManager[Any] = self._memory_lock if in_memory else nullcontext()
         try:
             with lock:
-                self._retry(name, lambda fs: fs.pipe_file(self._path(name), data, mode="create"))
+                self._put(name, data, mode="create")
         except FileExistsError:
             return False
         return True
 
     def delete(self, name: str) -> None:
         with suppress(FileNotFoundError):
-            self._retry(name, lambda fs: fs.rm_file(self._path(name)))
+            self._request(name, 0, "rm_file")
 
     def entry(self, name: str) -> Entry | None:
         # Not fs.exists, which takes any failure for "no"; nor a listing of before, since others write here too.
         self._fs.invalidate_cache(self._path(name))
         try:
-            info = self._retry(name, lambda fs: fs.info(self._path(name)))
+            info = self._request(name, 0, "info")
         except FileNotFoundError:
             return None
-        return self._entry(name, info) if info["type"] == "file" else None
+        return Entry(name, int(info["size"]), _modified(info)) if info["type"] == "file" else None
 
     def list_entries(self, prefix: str) -> Iterator[Entry]:
-        folder = self._path(prefix).rstrip("/")
         self._fs.invalidate_cache()
-        for path, info in self._retry(prefix, lambda fs: fs.find(folder, detail=True)).items():
-            yield self._entry(path[len(self._root) + 1 :], info)
+        found = self._request(prefix, _LARGEST_OBJECT_BYTES, "find", detail=True)
+        for path, info in found.items():
+            yield Entry(path[len(self._root) + 1 :], int(info["size"]), _modified(info))
 
     def child_url(self, name: str) -> str:
         return f"{self.url.rstrip('/')}/{name}"
@@ -86,18 +92,42 @@ class RemoteStorage(Storage):
     @property
     def _fs(self) -> fsspec.AbstractFileSystem:
         if self._process != os.getpid():  # a client's sockets and threads do not survive a fork
-            self._opened = type(self._opened)(*self._opened.storage_args, **self._opened.storage_options)
+            self._opened = reopen(self._opened)
             self._process = os.getpid()
         return self._opened
 
-    def _entry(self, name: str, info: dict[str, Any]) -> Entry:
-        return Entry(name, int(info["size"]), _modified(info))
-
     def _path(self, name: str) -> str:
-        return f"{self._root}/{name}"
+        return f"{self._root}/{name}".rstrip("/")
 
-    def _retry(self, name: str, request: Callable[[fsspec.AbstractFileSystem], T]) -> T:
-        return retry(f"{self.url}/{name}", lambda: request(self._fs))
+    def _put(self, name: str, data: bytes, **options: str) -> None:
+        try:
+            self._request(name, len(data), "pipe_file", data, **options)
+        except FileNotFoundError as error:  # no bucket
+            raise storage_error(f"{self.child_url(name)}: no place to write to", error) from error
+
+    def _request(self, name: str, num_bytes: int, method: str, *args: Any, **options: Any) -> Any:
+        """Call a method of the file system with the path of ``name``, trying again while that may help.
+
+        Args:
+            name: of the object.
+            num_bytes: about what is transferred at most.
+            method: of the file system.
+            *args: for it, after the path.
+            **options: for it.
+        """
+
+        def attempt() -> Any:
+            fs = self._fs
+            if isinstance(fs, AsyncFileSystem):
+                options["timeout"] = ATTEMPT_SECONDS + num_bytes / _SLOWEST_BYTES_PER_SECOND
+            try:
+                return getattr(fs, method)(self._path(name), *args, **options)
+            except Exception as error:
+                if http_status(error) == 412:  # s3fs knows only AWS's wording of it
+                    raise FileExistsError(self.child_url(name)) from error
+                raise
+
+        return retry(self.child_url(name), attempt)
 
 
 def _modified(info: dict[str, Any]) -> float | None:

@@ -7,6 +7,7 @@ a bound that doubles.
 from __future__ import annotations
 
 import random
+import re
 import time
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -19,7 +20,10 @@ T = TypeVar("T")
 RETRY_SECONDS = 180.0
 """How long after its first failure a request is tried again, before it is an error."""
 
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.2, 20.0
+FIRST_PAUSE, LONGEST_PAUSE = 0.2, 20.0
+"""Seconds: the bound of the first pause, and of the longest."""
+
+_CREDENTIALS = re.compile(r"//[^/\s@]*@")
 
 
 def retry(where: str, request: Callable[[], T]) -> T:
@@ -32,7 +36,7 @@ def retry(where: str, request: Callable[[], T]) -> T:
     Raises:
         StorageError: asking again cannot help, or did not help for ``RETRY_SECONDS``.
     """
-    deadline, delay = None, _FIRST_PAUSE
+    deadline, delay = None, FIRST_PAUSE
     while True:
         try:
             return request()
@@ -46,11 +50,12 @@ def retry(where: str, request: Callable[[], T]) -> T:
             if now + delay > deadline:
                 raise storage_error(f"{where}: gave up after {RETRY_SECONDS:.0f} s", error) from error
         time.sleep(random.uniform(0, delay))
-        delay = min(delay * 2, _LONGEST_PAUSE)
+        delay = min(delay * 2, LONGEST_PAUSE)
 
 
 def storage_error(where: str, error: Any) -> StorageError:
     """``error`` in one line, for whoever reads it."""
     if isinstance(error, OSError) and error.errno in NO_ROOM:
         return StorageError(f"{where}: no space left; free some and run the same command again, nothing is lost")
-    return StorageError(f"{where}: {' '.join(str(error).split()) or type(error).__name__}")
+    said = _CREDENTIALS.sub("//", " ".join(str(error).split()))  # clients quote the URLs that they were given
+    return StorageError(f"{where}: {said or type(error).__name__}")
