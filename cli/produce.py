@@ -37,6 +37,7 @@ teacher_run_options = option_group(
         show_default=True,
         help="Keep log-probs of sampled entries; at temperature 1 students do without.",
     ),
+    click.option("--portable", is_flag=True, help="Store with standard Zarr codecs only, at several times the size."),
     click.option("--log-z", is_flag=True, help="Keep the raw log Z of every row among the scalars."),
     click.option("--max-length", type=int, help="Tokens a teacher sees at once; its context length if not given."),
     click.option("--overlap", type=int, help="Context that windows of long documents repeat; a quarter of a window."),

@@ -70,7 +70,12 @@ def scalar_columns(temperatures: tuple[float, ...], *, log_z: bool = False) -> l
 
 
 def stage_scalars(
-    values: np.ndarray, scored: np.ndarray, temperatures: tuple[float, ...], *, log_z: bool = False
+    values: np.ndarray,
+    scored: np.ndarray,
+    temperatures: tuple[float, ...],
+    *,
+    log_z: bool = False,
+    portable: bool = False,
 ) -> StagedPart:
     """A part of scalars, rounded; NaN where not scored.
 
@@ -79,6 +84,7 @@ def stage_scalars(
         scored: bool [T].
         temperatures: 1.0 first.
         log_z: whether the last column is ``log_z``.
+        portable: see ``parts.stage``.
     """
     attributes: dict[str, Any] = {
         "columns": scalar_columns(temperatures, log_z=log_z),
@@ -93,12 +99,13 @@ def stage_scalars(
         if column in WHOLE_NUMBERS:
             rounded[:, number] = values[:, number]
     rounded[~scored] = np.nan
-    arrays = {"scalars": ArrayToStore(rounded, attributes), "scored": ArrayToStore(scored)}
-    return stage("signal", arrays, {"signal": "scalars"})
+    steps = tuple("1" if name in WHOLE_NUMBERS else attributes["step_nats"] for name in attributes["columns"])
+    arrays = {"scalars": ArrayToStore(rounded, attributes, steps), "scored": ArrayToStore(scored)}
+    return stage("signal", arrays, {"signal": "scalars"}, portable=portable)
 
 
-def stage_sparse(signal: SparseSignal) -> StagedPart:
-    """A part of sparse rows and the rounded mass outside them."""
+def stage_sparse(signal: SparseSignal, *, portable: bool = False) -> StagedPart:
+    """A part of sparse rows and the rounded mass outside them; for ``portable`` see ``parts.stage``."""
     step_nats = signal.rows.step_nats
     entry = (
         "bits 0-31 token id, 32-47 -log p / step_nats (65535: not stored), 48-63 draws (0: certain, weight p; n: "
@@ -118,11 +125,12 @@ def stage_sparse(signal: SparseSignal) -> StagedPart:
         "step_nats": decimal(step_nats),
         "error_nats": step_nats / 2,
     }
+    steps = (decimal(step_nats),) * len(signal.temperatures)
     arrays = {
         "sparse": ArrayToStore(signal.rows, attributes),
-        "rest": ArrayToStore(quantise_nats(signal.rest, step_nats), rest_attributes),
+        "rest": ArrayToStore(quantise_nats(signal.rest, step_nats), rest_attributes, steps),
     }
-    return stage("signal", arrays, {"signal": "sparse"})
+    return stage("signal", arrays, {"signal": "sparse"}, portable=portable)
 
 
 def read_sparse(part: Part) -> SparseSignal:
@@ -148,4 +156,5 @@ def read_scalars(part: Part) -> tuple[dict[str, np.ndarray], np.ndarray]:
 
 def quantise_nats(values: np.ndarray, step_nats: float) -> np.ndarray:
     """float32, rounded to multiples of ``step_nats``: a whole number times it, in float32."""
-    return np.rint(values / step_nats).astype(np.float32) * np.float32(step_nats)
+    whole = np.rint(values / step_nats).astype(np.float32) + np.float32(0)  # there is no -0
+    return whole * np.float32(step_nats)

@@ -36,6 +36,8 @@ class ProduceConfig:
     """Step, in nats, to which the entries' log-probs are rounded."""
     sampled_logprobs: bool = False
     """Whether sampled entries keep their log-prob; at temperature 1 their weight is known without it."""
+    portable: bool = False
+    """Whether to store with standard codecs only, at several times the size; no part of the recipe."""
     log_z: bool = False
     """Whether the scalars include the log of the sum of exp(logit)."""
     max_length: int | None = None

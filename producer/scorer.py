@@ -163,10 +163,16 @@ class Scorer:
     def _commit(self, signal: str, recipe: Recipe, scored: ScoredBlock) -> None:
         stats = {"num_rows": len(scored.scored), "num_scored": int(scored.scored.sum())}
         if signal == "scalars":
-            part = stage_scalars(scored.scalars, scored.scored, self._config.temperatures, log_z=self._config.log_z)
+            part = stage_scalars(
+                scored.scalars,
+                scored.scored,
+                self._config.temperatures,
+                log_z=self._config.log_z,
+                portable=self._config.portable,
+            )
         else:
             assert scored.sparse is not None, "a sparse signal has a selection"
-            part = stage_sparse(scored.sparse)
+            part = stage_sparse(scored.sparse, portable=self._config.portable)
             stats["num_entries"] = scored.sparse.rows.num_entries
         self._store.commit_part(recipe, part, stats, self._provenance())
 

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from logitstore.codecs.sparse_rows import MAX_ROW_ENTRIES
+from logitstore.codecs.row_stream import MAX_ROW_ENTRIES
 from logitstore.digests import canonical_json
 from logitstore.errors import ConfigError
 from logitstore.producer.given import Given, GivenIds

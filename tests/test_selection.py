@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from logitstore.codecs.sparse_rows import MAX_ROW_ENTRIES
+from logitstore.codecs.row_stream import MAX_ROW_ENTRIES
 from logitstore.counter_random import uniform_words
 from logitstore.errors import ConfigError
 from logitstore.producer.given import Given, GivenIds
