@@ -145,6 +145,14 @@ def test_sampled_cross_entropy_is_unbiased_in_value_and_gradient() -> None:
     assert bool((gradient_errors_NV.mean(0).abs() < bound_V).all())
 
 
+def test_sampled_entries_weigh_their_draws_and_need_no_logprob() -> None:
+    draws_NK = torch.tensor([[0, 3, 1, 0]])
+    logprobs_NK = torch.tensor([[-0.5, math.nan, math.nan, -math.inf]])
+    rows = sampled_rows(torch.tensor([[4, 1, 9, -1]]), logprobs_NK, draws_NK, 1 / 50)
+    rows.validate()
+    torch.testing.assert_close(rows.log_masses_NK.exp(), torch.tensor([[math.exp(-0.5), 3 / 50, 1 / 50, 0.0]]))
+
+
 def test_sampled_cross_entropy_of_one_certain_token_is_token_cross_entropy() -> None:
     logits_NV = student_logits()
     realised_N = logits_NV.argmax(-1)
