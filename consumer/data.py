@@ -173,16 +173,26 @@ class TrainingData:
             documents = read_documents_of(self.store.column_part(self._text, block))
             roles = [[(segment.role, segment.content) for segment in document.segments] for document in documents]
             charged &= _answers_mask(tokens, roles)
-        return TrainingBlock(tokens, charged, tuple(self._load_teacher(t, block, tokens) for t in self.teachers))
+        # Teachers of one tokenizer share their alignment with the student's.
+        alignments = {teacher.alignment.id: teacher.alignment for teacher in self.teachers if teacher.alignment}
+        pairs = {name: read_pairs(self.store.column_part(column, block)) for name, column in alignments.items()}
+        teachers = tuple(self._load_teacher(teacher, block, tokens, pairs) for teacher in self.teachers)
+        return TrainingBlock(tokens, charged, teachers)
 
-    def _load_teacher(self, teacher: TeacherColumns, block: int, tokens: TokenBlock) -> TeacherBlock:
+    def _load_teacher(
+        self,
+        teacher: TeacherColumns,
+        block: int,
+        tokens: TokenBlock,
+        pairs: Mapping[str, tuple[np.ndarray, np.ndarray]],
+    ) -> TeacherBlock:
         signal = read_sparse(self.store.column_part(teacher.sparse, block))
         scored = signal.rows.scored
         row_of = np.full(tokens.num_tokens, -1, np.int64)
         if teacher.alignment is None:
             row_of[scored] = np.flatnonzero(scored)
         else:
-            teacher_rows, student_rows = read_pairs(self.store.column_part(teacher.alignment, block))
+            teacher_rows, student_rows = pairs[teacher.alignment.id]
             kept = scored[teacher_rows]
             row_of[student_rows[kept]] = teacher_rows[kept]
         entropy = logprob = argmax = None

@@ -18,9 +18,13 @@ from logitstore.consumer.batches import Batch, collate
 from logitstore.consumer.bins import Bin, pack_bins
 from logitstore.consumer.data import TrainingBlock, TrainingData
 from logitstore.errors import ConfigError, TrainingError
+from logitstore.storage import map_threads
 
 _GROUP_BYTES = 16 << 20
 """Text that a group of blocks has: enough to mix documents well, little enough to keep decoded twice."""
+
+_BLOCKS_AT_ONCE = 4
+"""Blocks being read: a bucket answers many requests as fast as one, and decoding leaves the interpreter free."""
 
 PlacedBin = tuple[TrainingBlock, Bin]
 
@@ -94,7 +98,7 @@ class Stream:
 
     def __iter__(self) -> Iterator[list[PlacedBin]]:
         """Global batches, as bins. After taking one, ``state`` says where the next one starts."""
-        reader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="blocks")
+        reader = ThreadPoolExecutor(_BLOCKS_AT_ONCE, thread_name_prefix="blocks")
         try:
             pending, num_fruitless = self._load_group(reader, self.state), 0
             while True:
@@ -122,9 +126,8 @@ class Stream:
             TrainingError: there is not one.
         """
         if not self._num_bins:
-            for number in self.data.train_blocks:
-                bins = pack_bins(self.data.document_ends(number), self.config.sequence_length)
-                self._num_bins.append(len(bins))
+            for document_ends in map_threads(self.data.document_ends, self.data.train_blocks):
+                self._num_bins.append(len(pack_bins(document_ends, self.config.sequence_length)))
         order = _shuffled(len(self._num_bins), self.config.seed, epoch)
         groups = [order[begin : begin + self._group_blocks] for begin in range(0, len(order), self._group_blocks)]
         sizes = [sum(self._num_bins[number] for number in group) for group in groups]
@@ -173,4 +176,6 @@ class Stream:
 
 def _shuffled(size: int, *key: int) -> np.ndarray:
     """A permutation of ``range(size)`` that is a function of ``key``."""
-    return np.random.Generator(np.random.Philox(np.random.SeedSequence(key))).permutation(size)
+    # A seed sequence takes what is missing at its end for zeros: without its length, blocks and the bins of group 0
+    # would be in one order.
+    return np.random.Generator(np.random.Philox(np.random.SeedSequence([len(key), *key]))).permutation(size)

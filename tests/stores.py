@@ -15,7 +15,7 @@ from logitstore.digests import digest_json
 from logitstore.ingest import ingest
 from logitstore.plan import PlanSettings
 from logitstore.recipes import Answer
-from logitstore.signals import SparseSignal, scalar_columns, stage_scalars, stage_sparse
+from logitstore.signals import WHOLE_NUMBERS, SparseSignal, scalar_columns, stage_scalars, stage_sparse
 from logitstore.sparse import SparseRows, offsets_of, quantise
 from logitstore.store import DatasetVersion, Store
 from logitstore.text_columns import TextColumns
@@ -78,7 +78,10 @@ def score(store: Store, texts: TextColumns, templates: list[dict[str, Any]], tok
         assert recipe is not None
         stats = {"num_rows": len(scored), "num_scored": int(scored.sum())}
         if template["signal"] == "scalars":
-            values = np.random.default_rng(0).normal(size=(len(scored), len(scalar_columns(TEMPERATURES))))
+            columns = scalar_columns(TEMPERATURES)
+            values = np.random.default_rng(0).normal(size=(len(scored), len(columns)))
+            whole = [name in WHOLE_NUMBERS for name in columns]
+            values[:, whole] = np.rint(abs(values[:, whole]) * 100)
             part = stage_scalars(values.astype(np.float32), scored, TEMPERATURES)
         else:
             rows = made_up_rows(token_block, scored)
