@@ -101,10 +101,10 @@ def places(ids_RK: Tensor, num_tokens: int) -> Tensor:
 
 
 def in_groups(probs_RV: Tensor, scale: float) -> Tensor:
-    """int64 [R, G, GROUP]: ``scale * probs`` in fixed point, the last group filled up with zeros."""
+    """int64 [R, G, GROUP]: ``scale * probs`` in whole numbers, the last group filled up with zeros."""
     num_rows, num_tokens = probs_RV.shape
     num_groups = -(-num_tokens // GROUP)
     fixed_RV = probs_RV.new_empty(num_rows, num_groups * GROUP, dtype=torch.int64)
-    fixed_RV[:, :num_tokens] = probs_RV * (FIXED_POINT * scale)
+    fixed_RV[:, :num_tokens] = probs_RV * scale
     fixed_RV[:, num_tokens:] = 0
     return fixed_RV.view(num_rows, num_groups, GROUP)

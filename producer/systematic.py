@@ -43,7 +43,7 @@ class Threshold(Policy):
     def draw(self, rows: Rows, place_C: Tensor) -> tuple[Tensor, Tensor]:
         """Where the running sum of chances, begun at a uniform offset, passes a whole number."""
         num_tokens = rows.probs_RV.shape[1]
-        chance_RGX = in_groups(rows.probs_RV, 1 / self.theta)
+        chance_RGX = in_groups(rows.probs_RV, FIXED_POINT / self.theta)
         row_C = place_C.div(num_tokens, rounding_mode="floor")
         chance_RGX.view(len(chance_RGX), -1)[row_C, place_C - row_C * num_tokens] = 0
         offset_R1 = (rows.words_R[:, None] >> 24) & (FIXED_POINT - 1)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from logitstore.producer.policy import FIXED_POINT_BITS, GROUP, Policy, Rows, in_groups
+from logitstore.producer.policy import FIXED_POINT, FIXED_POINT_BITS, GROUP, Policy, Rows, in_groups
 
 _GOLDEN = 0x9E3779B97F4A7C15
 _HALF_BITS = FIXED_POINT_BITS // 2
@@ -39,7 +39,7 @@ class Sample(Policy):
         return rows.argmax_R[:0]
 
     def draw(self, rows: Rows, place_C: Tensor) -> tuple[Tensor, Tensor]:
-        mass_RGX = in_groups(rows.probs_RV, 1.0)
+        mass_RGX = in_groups(rows.probs_RV, FIXED_POINT)
         end_RG = mass_RGX.sum(-1).cumsum(-1)
         drawn_RN = _scaled(draw_words(rows.words_R, self.num_draws), end_RG[:, -1:])
         group_RN = torch.searchsorted(end_RG, drawn_RN, right=True)
