@@ -72,13 +72,11 @@ def read_sentences(storage: Storage) -> dict[str, Sentence]:
     return {sentence.target: sentence for sentence in found if sentence is not None}
 
 
-def pass_sentence(storage: Storage, target: str, recipes: Mapping[str, str]) -> Sentence:
+def pass_sentence(storage: Storage, sentence: Sentence) -> None:
     """Say that an object is to go, and only then delete the recipes that refer to it."""
-    sentence = Sentence(target, time.time(), recipes)
     storage.write(sentence.path, sentence.to_record())
-    for name in recipes:
+    for name in sentence.recipes:
         storage.delete(name)
-    return sentence
 
 
 def lift_sentence(storage: Storage, sentence: Sentence) -> None:

@@ -148,7 +148,7 @@ class _Bench:
         if sentence is None or records:  # records that were written, or outlived a kill, after the sentence
             if not self.dry_run:
                 texts = {**(sentence.recipes if sentence else {}), **self._read(records)}
-                pass_sentence(self.storage, target, texts)
+                pass_sentence(self.storage, Sentence(target, self.now, texts))
             return "sentenced"
         if self.now - sentence.passed < (self.grace_seconds if is_part else max(self.grace_seconds, LIVE_SECONDS)):
             return "waiting"

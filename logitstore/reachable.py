@@ -104,8 +104,8 @@ def targets_of(digest: str, manifest: Manifest) -> Iterator[str]:
         yield from (f"parts/{part}" for part in column.part_digests())
 
 
-def recipes_of(manifest: Manifest) -> Iterator[tuple[str, str]]:
-    """Name of the record and part of each answer in a manifest.
+def recipes_of(manifest: Manifest) -> Iterator[tuple[str, str, str]]:
+    """Name of the record, part and content of each answer in a manifest.
 
     Without its record a part is scored again by the next run, and nobody can tell what it is.
     """
@@ -119,4 +119,4 @@ def recipes_of(manifest: Manifest) -> Iterator[tuple[str, str]]:
         for column in manifest.columns:
             recipe = recipe_for(column.template, block.digest, answers)
             if recipe is not None and column.id in answers:
-                yield recipe_path(recipe), answers[column.id].part
+                yield recipe_path(recipe), answers[column.id].part, answers[column.id].content

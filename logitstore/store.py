@@ -173,8 +173,9 @@ class Store:
         record = next(versions.kept_versions(self.storage, name), None)
         return DatasetVersion(name, record.number, self.manifest(record.manifest)) if record else None
 
-    def manifest(self, digest: str) -> Manifest:
-        return Manifest.from_parquet(self._get("manifests", digest), self.plan)
+    def manifest(self, digest: str, read_plan: Callable[[str], Plan] | None = None) -> Manifest:
+        """A manifest by its digest; ``read_plan`` maps a plan's digest to the plan, if not as ``plan`` does."""
+        return Manifest.from_parquet(self._get("manifests", digest), read_plan or self.plan)
 
     def publish(self, name: str, change: Callable[[Manifest | None], Manifest]) -> DatasetVersion:
         """Make the next version of a dataset.
@@ -200,6 +201,10 @@ class Store:
             freeing.refuse_freed(self.storage, manifest.part_digests() - (current.part_digests() if current else set()))
             if versions.create_version(self.storage, name, last + 1, digest, manifest.identity):
                 return DatasetVersion(name, last + 1, manifest)
+
+    def remake_pages(self, manifest: Manifest) -> None:
+        """Write the index pages of a manifest again, from the seals of its parts."""
+        self._with_pages(manifest, None)
 
     def _with_pages(self, manifest: Manifest, current: Manifest | None) -> Manifest:
         pages = PageStore(self.storage, self._pages.page, lambda data: self._put("pages", data))

@@ -11,7 +11,7 @@ from logitstore.pins import list_pins
 from logitstore.reachable import KNOWN_KINDS, Answered, blocks_of, derived, read_answered, targets_of
 from logitstore.storage import Entry, Storage, map_threads
 from logitstore.store import Store
-from logitstore.versions import read_version
+from logitstore.versions import list_all, read_version
 
 _COLLECTED = ("parts", "plans", "assets", "manifests", "pages")
 
@@ -115,13 +115,14 @@ def _read_answers(storage: Storage, names: list[str]) -> dict[str, Answered]:
 
 def _rooted_manifests(storage: Storage, found: dict[str, Found], youngest: float) -> dict[str, bool]:
     """Digests of the manifests that are roots; whether a version or a pin names them, or a publisher may yet."""
+    records = [read_version(storage, name, number) for name, number in list_all(storage)]
+    dropped = {record.manifest for record in records if record.dropped}
     roots = {
-        target.split("/")[1]: False
-        for target, stored in found.items()
-        if target.startswith("manifests/") and stored.modified > youngest
+        digest: False
+        for folder, _, digest in (target.partition("/") for target in found)
+        if folder == "manifests" and digest not in dropped and found[f"manifests/{digest}"].modified > youngest
     }
-    store_versions = (read_version(storage, name, number) for name, number in Store(storage).versions())
-    roots |= {record.manifest: True for record in store_versions if not record.dropped}
+    roots |= {record.manifest: True for record in records if not record.dropped}
     return roots | {pin.manifest: True for pin in list_pins(storage)}
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import zarr
 from stores import DATASET, ENTRIES, fill_store
 
+from logitstore import versions
 from logitstore.errors import StoreError
 from logitstore.inspection import describe_dataset, describe_store, view_document
 from logitstore.manifest import Manifest
@@ -189,11 +191,62 @@ def test_recipe_under_another_name_is_found(copy):
 
 
 def test_dropped_version_of_a_dataset_is_no_damage(copy):
-    """``dataset drop`` frees versions; the numbers of those that stay do not change."""
     copy.publish(DATASET, lambda current: Manifest(current.plan_digest, current.plan, current.columns[:1]))
-    (Path(copy.storage.url) / f"datasets/{DATASET}/1.json").unlink()
+    versions.drop_version(copy.storage, versions.read_version(copy.storage, DATASET, 1))
     assert verify(copy).faults == ()
     assert copy.datasets() == {DATASET: 2}
+
+
+def test_lost_record_of_an_older_version_is_found(copy):
+    """Numbers have no gaps."""
+    copy.publish(DATASET, lambda current: Manifest(current.plan_digest, current.plan, current.columns[:1]))
+    copy.storage.delete(f"datasets/{DATASET}/1.json")
+    (fault,) = verify(copy).faults
+    assert f"datasets/{DATASET}/1.json: missing" in fault
+
+
+def test_verify_of_a_dataset_looks_at_what_it_reaches(copy, version):
+    """Another dataset has only the text; damage of the rest is none of its own."""
+    copy.publish("text", lambda current: replace(version.manifest, columns=version.manifest.columns[:1]))
+    text, other = (version.manifest.columns[n].cells[0].part for n in (0, -1))
+    spoil(copy, f"parts/{other}/seal.json")
+    assert verify(copy, dataset="text").faults == ()
+    assert verify(copy, dataset="text").num_parts == len(version.manifest.plan.blocks)
+    assert len(verify(copy, dataset=DATASET).faults) == 1
+    spoil(copy, f"parts/{text}/bytes/c/0")
+    assert len(verify(copy, dataset="text").faults) == 1
+    with pytest.raises(StoreError, match="no dataset 'x'; there are: demo, text"):
+        verify(copy, dataset="x")
+
+
+def test_verify_of_a_dataset_finds_what_all_of_it_refers_to(copy):
+    for name in files_of(copy):
+        if name.startswith(("plans/", "manifests/", "assets/", "pages/")):
+            data = copy.storage.read(name)
+            copy.storage.write(name, data[:-1])
+            assert any(name in fault for fault in verify(copy, dataset=DATASET).faults)
+            copy.storage.delete(name)
+            assert any(name in fault for fault in verify(copy, dataset=DATASET).faults)
+            copy.storage.write(name, data)
+
+
+def test_samples_find_damage_as_often_as_they_are_large(copy, monkeypatch):
+    num_parts = verify(copy).num_parts
+    monkeypatch.setattr(Part, "damage", lambda part: [part.digest])
+    seen: set[str] = set()
+    for seed in range(40):
+        found = verify(copy, sample=25, seed=seed)
+        assert found.num_parts == len(found.faults) == -(-num_parts // 4)
+        assert found.num_left_out == num_parts - found.num_parts
+        seen |= set(found.faults)
+    assert len(seen) == num_parts
+    assert verify(copy, sample=25, seed=1) == verify(copy, sample=25, seed=1)
+    assert verify(copy, sample=25).num_parts == -(-num_parts // 4)
+
+
+def spoil(store: Store, name: str) -> None:
+    data = store.storage.read(name)
+    store.storage.write(name, data[:-1] + bytes([data[-1] ^ 1]))
 
 
 def test_version_published_after_the_listing_is_no_damage(copy, version, monkeypatch):
