@@ -165,3 +165,9 @@ def test_stream_passes_over_a_block_of_documents_of_one_token_in_every_epoch(
     )
     epochs = len(stream.data.train_blocks) + 2
     assert len(epoch_of(stream, epochs)) == stream.num_batches(epochs)
+
+
+def test_orders_of_keys_that_end_in_zero_differ() -> None:
+    """The order of blocks and that of the bins in the first group: one must not tell the other."""
+    orders = {tuple(stream_module._shuffled(50, *key).tolist()) for key in [(5, 1), (5, 1, 0), (5, 0), (5, 0, 0), (5,)]}
+    assert len(orders) == 5
