@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from demo_corpus import documents
@@ -21,6 +22,7 @@ from demo_corpus import documents
 _CHARACTERS_EACH = 1_000_000
 _PIECE, _SHORTEST, _LONGEST = 700, 100, 1200
 _HELD_OUT_EACH = 12
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
 _VOCABULARIES = {"32k": "tokenizer.model.v1", "131k": "tekken_240911.json"}
 VOCABULARIES = tuple(_VOCABULARIES)
 
@@ -46,14 +48,44 @@ def load_corpus(vocabulary: str) -> Corpus:
     )
 
 
+def corpus_bytes(vocabulary: str) -> tuple[int, int]:
+    """Tokens of all documents, and the bytes of UTF-8 that they stand for."""
+    spelled, _ = token_bytes(vocabulary)
+    lengths = np.array([len(data or b"") for data in spelled])
+    corpus = load_corpus(vocabulary)
+    ids = np.concatenate(corpus.training + corpus.held_out)
+    return len(ids), int(lengths[ids].sum())
+
+
 def load_tokenizer(vocabulary: str) -> tuple[Callable[[str], list[int]], int]:
     """A function from text to ids (BOS first), and the size of the vocabulary."""
+    tokenizer = _tokenizer(vocabulary)
+    return lambda text: tokenizer.encode(text, bos=True, eos=False), tokenizer.n_words
+
+
+def token_bytes(vocabulary: str) -> tuple[list[bytes | None], frozenset[int]]:
+    """What each token stands for, None for special ones, and the ids of these."""
+    tokenizer = _tokenizer(vocabulary)
+    special = frozenset(token for token in range(tokenizer.n_words) if tokenizer.is_special(token))
+    if hasattr(tokenizer, "id_to_byte_piece"):
+        spell = tokenizer.id_to_byte_piece
+    else:
+
+        def spell(token: int) -> bytes:
+            piece = tokenizer.id_to_piece(token)
+            found = _BYTE_TOKEN.fullmatch(piece)
+            return bytes.fromhex(found[1]) if found else piece.replace("▁", " ").encode()
+
+    return [None if token in special else spell(token) for token in range(tokenizer.n_words)], special
+
+
+@cache
+def _tokenizer(vocabulary: str) -> Any:
     from mistral_common.tokens.tokenizers.sentencepiece import SentencePieceTokenizer
     from mistral_common.tokens.tokenizers.tekken import Tekkenizer
 
     path = str(importlib.resources.files("mistral_common") / "data" / _VOCABULARIES[vocabulary])
-    tokenizer = Tekkenizer.from_file(path) if path.endswith(".json") else SentencePieceTokenizer(path)
-    return lambda text: tokenizer.encode(text, bos=True, eos=False), tokenizer.n_words
+    return Tekkenizer.from_file(path) if path.endswith(".json") else SentencePieceTokenizer(path)
 
 
 def _digest(text: str) -> bytes:

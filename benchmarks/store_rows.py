@@ -11,21 +11,22 @@ Shapes: T rows, K candidates, V vocabulary, R rows of one chunk, E entries.
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
 
 import numpy as np
 import torch
-from store_corpus import VOCABULARIES, load_corpus
+from store_corpus import VOCABULARIES, load_corpus, token_bytes
 from store_rivals import DRAWS
-from store_teachers import BUILD, ensure_teacher, teacher_folder
+from store_teachers import BUILD, ensure_teacher, teacher_history
 from torch import Tensor
 
 from logitstore.counter_random import uniform_words
 from logitstore.producer.policy import Rows
+from logitstore.producer.scalars import start_masks
 from logitstore.producer.systematic import MIN_THETA, Threshold
+from logitstore.signals import STARTS_FLOOR_NATS
 from logitstore.sparse import offsets_of
 
 K = 128
@@ -47,6 +48,7 @@ class TeacherRows:
         argmax_id: int32 [T].
         argmax_logp: float32 [T].
         entropy: float32 [T], nats.
+        starts: float32 [T, C], log of the mass of tokens that start at a boundary, by class.
         topk_ids, topk_logp: int32 and float32 [T, K], by (log-prob descending, id ascending).
         topk_log_rest: float32 [T, K], log of the mass outside the first k + 1 candidates.
         thr_offsets: int64 [T + 1], of the rows of a threshold selection.
@@ -66,6 +68,7 @@ class TeacherRows:
     argmax_id: np.ndarray
     argmax_logp: np.ndarray
     entropy: np.ndarray
+    starts: np.ndarray
     topk_ids: np.ndarray
     topk_logp: np.ndarray
     topk_log_rest: np.ndarray
@@ -91,11 +94,11 @@ class TeacherRows:
             return cls(**{field.name: arrays[field.name] for field in fields(cls)})
 
 
-def ensure_rows(vocabulary: str, num_rows: int, minutes: float) -> TeacherRows:
+def ensure_rows(vocabulary: str, num_rows: int, minutes: float, build: Path = BUILD) -> TeacherRows:
     """Cached rows of the teacher as it is now, at least ``num_rows`` of them, or rows made now."""
-    model = ensure_teacher(vocabulary, minutes)
-    steps = json.loads((teacher_folder(vocabulary) / "training.json").read_text())["steps"]
-    path = BUILD / f"rows-{vocabulary}.npz"
+    model = ensure_teacher(vocabulary, minutes, build)
+    steps = sum(stage["steps"] for stage in teacher_history(vocabulary, build))
+    path = build / f"rows-{vocabulary}.npz"
     if path.exists():
         rows = TeacherRows.load(path)
         if rows.steps == steps and rows.num_rows >= num_rows:
@@ -111,9 +114,10 @@ def score(model: torch.nn.Module, vocabulary: str, num_rows: int, steps: int) ->
     torch.manual_seed(1)
     theta = _calibrate(model, documents)
     policy, chunks = Threshold(theta), []
+    starts_VC = torch.from_numpy(start_masks(*token_bytes(vocabulary), model.config.vocab_size))
     done = 0
     for logits_RV, tokens_R, words_R in _scored(model, documents):
-        chunks.append(_score_chunk(logits_RV, tokens_R, words_R, policy))
+        chunks.append(_score_chunk(logits_RV, tokens_R, words_R, starts_VC, policy))
         done += len(tokens_R)
         if len(chunks) % 500 == 0:
             print(f"{vocabulary}: {done} rows of {num_rows}", flush=True)
@@ -168,7 +172,9 @@ def _scored(model: torch.nn.Module, documents: list[np.ndarray]) -> Iterator[tup
         yield from zip(*(column.split(chunk_rows) for column in columns), strict=True)
 
 
-def _score_chunk(logits_RV: Tensor, tokens_R: Tensor, words_R: Tensor, policy: Threshold) -> dict[str, np.ndarray]:
+def _score_chunk(
+    logits_RV: Tensor, tokens_R: Tensor, words_R: Tensor, starts_VC: Tensor, policy: Threshold
+) -> dict[str, np.ndarray]:
     num_rows, num_tokens = logits_RV.shape
     logp_RV = torch.log_softmax(logits_RV, -1)
     probs_RV = logp_RV.exp()
@@ -190,6 +196,7 @@ def _score_chunk(logits_RV: Tensor, tokens_R: Tensor, words_R: Tensor, policy: T
         "argmax_id": top_RK[:, 0].int(),
         "argmax_logp": top_logp_RK[:, 0],
         "entropy": entropy_R,
+        "starts": (probs_RV @ starts_VC).log().clamp(min=STARTS_FLOOR_NATS),
         "topk_ids": top_RK.int(),
         "topk_logp": top_logp_RK,
         "topk_log_rest": _log_rest(probs_RV, top_RK),
@@ -246,7 +253,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("vocabulary", choices=VOCABULARIES)
     parser.add_argument("--rows", type=int, default=60_000)
-    parser.add_argument("--minutes", type=float, default=35, help="to train the teacher for, where there is none")
+    parser.add_argument("--minutes", type=float, default=45, help="to train the teacher for, where there is none")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     rows = ensure_rows(arguments.vocabulary, arguments.rows, arguments.minutes)

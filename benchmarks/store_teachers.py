@@ -3,9 +3,10 @@
     python benchmarks/store_teachers.py 131k --minutes 35
 
 What decides what a signal costs is how peaked a teacher is and how its candidates lie in a real vocabulary, neither of
-which random logits have. Small teachers get there by several epochs over little text; how far is written beside the
-weights. The schedule follows the clock, so that a slow machine trains less and still ends well. The softmax runs over
-all tokens that the text holds and a fresh sample of the others, weighted to stand for all of them.
+which random logits have. Small teachers become peaked on little text: after some epochs over all of it they learn some
+by heart; how far they got is written beside the weights. The schedule follows the clock, so that a slow machine trains
+less and still ends well. The softmax runs over all tokens of the text and a fresh sample of the others, weighted
+to stand for all of them.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,6 +27,7 @@ from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 BUILD = Path("build/bench-store")
+_HISTORY = "training.json"
 SEQUENCE, BATCH = 512, 2048
 _SIZES = {
     "32k": {"hidden_size": 192, "intermediate_size": 512, "num_hidden_layers": 4, "num_attention_heads": 4},
@@ -33,55 +36,89 @@ _SIZES = {
 _SAMPLED_TOKENS = 4096
 _MATRIX_LR, _EMBEDDING_LR = 0.02, 4e-3
 _WARMUP_STEPS, _DECAY_FROM = 20, 0.5
+_STAGES = {"broad": (0.75, 1), "narrow": (0.25, 5)}
+"""Share of the time, and one part of how many of the text, from its beginning, that is read in it."""
 _CHECKPOINT_SECONDS = 150
 
 
-def teacher_folder(vocabulary: str) -> Path:
-    return BUILD / f"teacher-{vocabulary}"
+def teacher_folder(vocabulary: str, build: Path = BUILD) -> Path:
+    return build / f"teacher-{vocabulary}"
 
 
-def ensure_teacher(vocabulary: str, minutes: float) -> LlamaForCausalLM:
-    """The cached teacher, or one trained now."""
-    if not (teacher_folder(vocabulary) / "training.json").exists():
-        train(vocabulary, minutes)
-    return LlamaForCausalLM.from_pretrained(teacher_folder(vocabulary), dtype=torch.float32).eval()
+def ensure_teacher(vocabulary: str, minutes: float, build: Path = BUILD) -> LlamaForCausalLM:
+    """The cached teacher, whole or as far as it was trained, or one trained now."""
+    if not teacher_history(vocabulary, build):
+        train(vocabulary, minutes, build)
+    return LlamaForCausalLM.from_pretrained(teacher_folder(vocabulary, build), dtype=torch.float32).eval()
 
 
-def train(vocabulary: str, minutes: float) -> None:
-    """Train a teacher for that long; checkpoints replace one another in ``teacher_folder``."""
+def teacher_history(vocabulary: str, build: Path = BUILD) -> list[dict[str, Any]]:
+    """Of each stage: its name, tokens of its text, steps, epochs, loss, minutes, and whether it is complete."""
+    path = teacher_folder(vocabulary, build) / _HISTORY
+    return json.loads(path.read_text()) if path.exists() else []
+
+
+def train(vocabulary: str, minutes: float, build: Path = BUILD) -> None:
+    """Train a teacher for that long, or what a killed run left to do; checkpoints replace one another."""
     torch.manual_seed(1)
     corpus, (_, num_tokens) = load_corpus(vocabulary), load_tokenizer(vocabulary)
+    history = teacher_history(vocabulary, build)
+    model = ensure_teacher(vocabulary, minutes, build).train() if history else _initial_model(vocabulary, num_tokens)
     stream = np.concatenate(corpus.training)
-    model = _initial_model(vocabulary, num_tokens)
     loss_of = SampledSoftmax(torch.from_numpy(np.unique(stream)).long(), num_tokens)
+    for stage, (share, parts) in _STAGES.items():
+        done = [past for past in history if past["stage"] != stage]
+        if len(done) == len(history) or not history[len(done)]["complete"]:
+            mine = stream[: len(stream) // parts]
+            for current in _train_stage(model, mine, loss_of, share * minutes):
+                history = [*done, {"stage": stage, "training_tokens": len(mine), **current}]
+                _save(model, teacher_folder(vocabulary, build), history)
+
+
+def _train_stage(
+    model: LlamaForCausalLM, stream: np.ndarray, loss_of: SampledSoftmax, minutes: float
+) -> Iterator[dict[str, Any]]:
+    """Yields how far it is whenever a checkpoint is due, and at the end."""
     optimisers = _optimisers(model)
     peaks = [[group["lr"] for group in optimiser.param_groups] for optimiser in optimisers]
     began = saved = time.monotonic()
-    mean_loss, step = 0.0, 0
-    for windows in _windows(stream):
+    mean_loss = 0.0
+    for step, windows in enumerate(_windows(stream)):
         elapsed = (time.monotonic() - began) / (60 * minutes)
+        progress = {
+            "steps": step,
+            "epochs": round(step * BATCH / len(stream), 2),
+            "loss_nats": round(mean_loss, 3),
+            "minutes": round(elapsed * minutes, 1),
+            "complete": elapsed >= 1,
+        }
+        if step and step % 20 == 0:
+            print(progress, flush=True)
         if elapsed >= 1:
-            break
+            yield progress
+            return
+        if time.monotonic() - saved > _CHECKPOINT_SECONDS:
+            yield progress
+            saved = time.monotonic()
         factor = min((step + 1) / _WARMUP_STEPS, (1 - elapsed) / (1 - _DECAY_FROM), 1.0)
         for optimiser, peak in zip(optimisers, peaks, strict=True):
             for group, lr in zip(optimiser.param_groups, peak, strict=True):
                 group["lr"] = lr * factor
-        hidden = model.model(windows[:, :-1], use_cache=False).last_hidden_state
-        loss = loss_of(hidden.flatten(0, 1), model.get_input_embeddings().weight, windows[:, 1:].flatten())
-        loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        for optimiser in optimisers:
-            optimiser.step()
-            optimiser.zero_grad()
-        step += 1
-        mean_loss += (loss.item() - mean_loss) / min(step, 20)
-        if step % 20 == 0:
-            epochs = step * BATCH / len(stream)
-            print(f"{elapsed:5.1%} step {step} epoch {epochs:.2f} loss {mean_loss:.3f}", flush=True)
-        if time.monotonic() - saved > _CHECKPOINT_SECONDS:
-            _save(model, vocabulary, _history(step, len(stream), mean_loss, began, complete=False))
-            saved = time.monotonic()
-    _save(model, vocabulary, _history(step, len(stream), mean_loss, began, complete=True))
+        loss = _step(model, windows, loss_of, optimisers)
+        mean_loss += (loss - mean_loss) / min(step + 1, 20)
+
+
+def _step(
+    model: LlamaForCausalLM, windows: Tensor, loss_of: SampledSoftmax, optimisers: list[torch.optim.Optimizer]
+) -> float:
+    hidden = model.model(windows[:, :-1], use_cache=False).last_hidden_state
+    loss = loss_of(hidden.flatten(0, 1), model.get_input_embeddings().weight, windows[:, 1:].flatten())
+    loss.backward()
+    nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    for optimiser in optimisers:
+        optimiser.step()
+        optimiser.zero_grad()
+    return loss.item()
 
 
 class SampledSoftmax:
@@ -174,23 +211,11 @@ def _windows(stream: np.ndarray) -> Iterator[Tensor]:
             yield torch.from_numpy(stream[batch[:, None] + np.arange(SEQUENCE + 1)]).long()
 
 
-def _history(step: int, num_training: int, loss: float, began: float, complete: bool) -> dict[str, float | int | bool]:
-    return {
-        "steps": step,
-        "training_tokens": num_training,
-        "epochs": round(step * BATCH / num_training, 2),
-        "loss_nats": round(loss, 3),
-        "minutes": round((time.monotonic() - began) / 60, 1),
-        "complete": complete,
-    }
-
-
-def _save(model: LlamaForCausalLM, vocabulary: str, history: dict[str, float | int | bool]) -> None:
-    folder = teacher_folder(vocabulary)
+def _save(model: LlamaForCausalLM, folder: Path, history: list[dict[str, Any]]) -> None:
     fresh, old = folder.with_name(folder.name + ".new"), folder.with_name(folder.name + ".old")
     shutil.rmtree(fresh, ignore_errors=True)
     model.save_pretrained(fresh)
-    (fresh / "training.json").write_text(json.dumps(history) + "\n")
+    (fresh / _HISTORY).write_text(json.dumps(history, indent=1) + "\n")
     shutil.rmtree(old, ignore_errors=True)
     if folder.exists():
         folder.rename(old)
@@ -201,7 +226,7 @@ def _save(model: LlamaForCausalLM, vocabulary: str, history: dict[str, float | i
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("vocabulary", choices=VOCABULARIES)
-    parser.add_argument("--minutes", type=float, default=35)
+    parser.add_argument("--minutes", type=float, default=45)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     train(arguments.vocabulary, arguments.minutes)

@@ -1,0 +1,55 @@
+"""``make bench-store``: bytes against distortion of stored teacher signals, and speed, next to what others do.
+
+Trains the teachers unless build/bench-store has them (``--minutes``, each on one core), has them score documents, and
+writes benchmarks/RESULTS-store.md. ``--quick`` trains for seconds, scores little and writes to build/bench-store/quick.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+from datetime import UTC, datetime
+from pathlib import Path
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import torch
+from store_corpus import VOCABULARIES, load_tokenizer
+from store_measures import measure_all
+from store_report import NOTES, describe, goals_of, table_of
+from store_rows import ensure_rows
+from store_teachers import BUILD, teacher_history
+
+RESULTS = Path("benchmarks/RESULTS-store.md")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="a smoke test: figures mean nothing")
+    parser.add_argument("--rows", type=int, default=60_000, help="rows of each teacher")
+    parser.add_argument("--minutes", type=float, default=45, help="to train each teacher for, where there is none")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    rows, minutes, build = (arguments.rows, arguments.minutes, BUILD)
+    if arguments.quick:
+        rows, minutes, build = 500, 0.1, BUILD / "quick"
+    sections = []
+    for vocabulary in VOCABULARIES[:1] if arguments.quick else VOCABULARIES:
+        teacher, lines = ensure_rows(vocabulary, rows, minutes, build), []
+        for line in measure_all(teacher, vocabulary):
+            print(f"{vocabulary}  {line.name:40s} {line.num_bytes:8.2f} B/token", flush=True)
+            lines.append(line)
+        _, size = load_tokenizer(vocabulary)
+        sections += [f"## V = {size:,}", describe(teacher, teacher_history(vocabulary, build)), table_of(lines)]
+        sections += ["\n".join(goals_of(vocabulary, lines))]
+    began = (
+        f"Written by `make bench-store` on {datetime.now(UTC):%Y-%m-%d}, {platform.machine()}, {os.cpu_count()} cores."
+    )
+    results = build / RESULTS.name if arguments.quick else RESULTS
+    results.write_text("\n\n".join(["# What a stored signal costs", began, NOTES, *sections]) + "\n")
+    print(f"wrote {results}")
+
+
+if __name__ == "__main__":
+    main()
