@@ -49,8 +49,14 @@ def version_path(name: str, number: int) -> str:
 
 
 def list_numbers(storage: Storage, name: str) -> list[int]:
-    """Numbers of all versions of a dataset, dropped ones too."""
-    return [number for found, number in _listed(storage, f"datasets/{name}") if found == name]
+    """Numbers of all versions of a dataset, dropped ones too.
+
+    A listing may lag behind what was written. Numbers have no gaps, so later ones are found by looking for each.
+    """
+    numbers = [number for found, number in _listed(storage, f"datasets/{name}") if found == name]
+    while storage.exists(version_path(name, following := max(numbers, default=0) + 1)):
+        numbers.append(following)
+    return numbers
 
 
 def list_all(storage: Storage) -> list[tuple[str, int]]:
