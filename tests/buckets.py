@@ -1,4 +1,4 @@
-"""Servers to test against: moto's S3, plainly or behind a ``FaultProxy``."""
+"""Servers to test against: moto's S3 and a stub of GCS, each behind a ``FaultProxy``."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from uuid import uuid4
 import fsspec
 import pytest
 from fault_proxy import FaultProxy
+from gcs_stub import GcsStub
 
 TEST_READ_SECONDS = 1.0
 """After so long a silence a client in the tests takes an answer for lost."""
@@ -28,11 +29,21 @@ def faulty_s3() -> Iterator[FaultProxy]:
     server.start()
     host, port = server.get_host_and_port()
     with FaultProxy(host, port) as proxy, configured("s3", s3_options(proxy.url)) as options:
-        fsspec.filesystem("s3", **options).mkdir("bucket")
+        fsspec.filesystem("s3", **options).makedirs("bucket", exist_ok=True)  # moto keeps buckets from server to server
         try:
             yield proxy
         finally:
             server.stop()
+
+
+@contextmanager
+def faulty_gcs() -> Iterator[FaultProxy]:
+    """A proxy before a stub of Google Cloud Storage; ``gs://...`` goes through it meanwhile. Skips without gcsfs."""
+    pytest.importorskip("gcsfs")
+    with GcsStub() as stub, FaultProxy("127.0.0.1", stub.port) as proxy:
+        options = {"endpoint_url": proxy.url, "token": "anon", "project": "test", "requests_timeout": TEST_READ_SECONDS}
+        with configured("gcs", options):
+            yield proxy
 
 
 def s3_options(endpoint_url: str) -> dict[str, Any]:

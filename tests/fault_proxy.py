@@ -280,3 +280,15 @@ def overlook(header: str) -> Fault:
         handler.send(request, handler.owner.forward(Request(request.method, request.target, kept, request.body)))
 
     return fault
+
+
+def overlook_query(field: str) -> Fault:
+    """Do what is asked, as a server does that does not know a field of the query."""
+
+    def fault(handler: _Handler, request: Request) -> None:
+        path, _, query = request.target.partition("?")
+        kept = "&".join(each for each in query.split("&") if not each.startswith(f"{field}="))
+        understood = Request(request.method, f"{path}?{kept}", request.headers, request.body)
+        handler.send(request, handler.owner.forward(understood))
+
+    return fault

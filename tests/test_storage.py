@@ -17,6 +17,7 @@ from uuid import uuid4
 
 import fsspec
 import pytest
+from buckets import faulty_s3
 from fsspec.implementations.memory import MemoryFileSystem
 
 from logitstore.errors import DamageError, StorageError
@@ -26,17 +27,9 @@ from logitstore.storage import LocalStorage, RemoteStorage, Storage, open_storag
 
 @pytest.fixture(scope="module")
 def bucket():
-    """A bucket that honours conditional creates; its URL. Skips where moto and s3fs are not installed."""
-    pytest.importorskip("s3fs")
-    server = pytest.importorskip("moto.server").ThreadedMotoServer(port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    options = {"endpoint_url": f"http://{host}:{port}", "key": "test", "secret": "test"}
-    fsspec.config.conf["s3"] = options
-    fsspec.filesystem("s3", **options).mkdir("bucket")
-    yield "s3://bucket"
-    del fsspec.config.conf["s3"]
-    server.stop()
+    """A bucket that honours conditional creates; its URL."""
+    with faulty_s3():
+        yield "s3://bucket"
 
 
 @pytest.fixture(params=["folder", "memory", "s3"])
