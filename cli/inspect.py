@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from logitstore.cli.sizes import human_size
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -21,6 +23,7 @@ _PIPE_WIDTH = 200
 @click.argument("store")
 @click.option("--dataset", metavar="NAME", help="One dataset, with its sizes by array.")
 @click.option("--dataset-version", type=click.IntRange(1), help="The newest if not given.")
+@click.option("--pin", metavar="DIGEST", help="The manifest digest that the version must have, or its beginning.")
 @click.option("--document", type=click.IntRange(0), help="Show a document's tokens with the teacher's candidates.")
 @click.option("--teacher", metavar="NAME", help="Whose candidates; the first teacher's if not given.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
@@ -28,6 +31,7 @@ def inspect(
     store: str,
     dataset: str | None,
     dataset_version: int | None,
+    pin: str | None,
     document: int | None,
     teacher: str | None,
     as_json: bool,
@@ -44,7 +48,7 @@ def inspect(
         found = describe_store(opened)
         click.echo(json.dumps(found, indent=1) if as_json else _render_store(found))
         return
-    version = opened.dataset(dataset, dataset_version)
+    version = opened.dataset(dataset, dataset_version, pin=pin)
     if document is not None:
         view = view_document(opened, version, document, teacher)
         if as_json:
@@ -65,7 +69,7 @@ def _render_store(found: dict[str, Any]) -> str:
         teachers = ", ".join(teacher["name"] for teacher in dataset["teachers"]) or "no teacher yet"
         lines.append(
             f"  {name} (version {dataset['version']}): {dataset['num_documents']:,} documents, "
-            f"{dataset['num_tokens']:,} tokens, {_size(dataset['total_bytes'])}; {teachers}"
+            f"{dataset['num_tokens']:,} tokens, {human_size(dataset['total_bytes'])}; {teachers}"
         )
     return "\n".join(lines if found["datasets"] else [*lines, "  no dataset yet"])
 
@@ -77,7 +81,7 @@ def _show_dataset(found: dict[str, Any]) -> None:
     console.print(f"[bold]{found['dataset']}[/] version {found['version']}, manifest {found['manifest_digest']}")
     console.print(
         f"{found['num_documents']:,} documents ({found['num_held_out_documents']:,} held out) in "
-        f"{found['num_blocks']:,} blocks, {_size(found['num_text_bytes'])} of text, {found['num_tokens']:,} tokens"
+        f"{found['num_blocks']:,} blocks, {human_size(found['num_text_bytes'])} of text, {found['num_tokens']:,} tokens"
     )
     table = Table("column", "what", "array", "stored", "bytes/token", "rows", "holes", box=None, pad_edge=False)
     for column in found["columns"]:
@@ -88,7 +92,7 @@ def _show_dataset(found: dict[str, Any]) -> None:
             per_token = f"{size / found['num_tokens']:.2f}" if found["num_tokens"] else "-"
             first = (column["label"], what) if number == 0 else ("", "")
             last = (f"{column['num_rows']:,}", str(column["num_holes"])) if number == 0 else ("", "")
-            table.add_row(*first, array, _size(size), per_token, *last)
+            table.add_row(*first, array, human_size(size), per_token, *last)
     console.print(table)
     for alignment in found["alignments"]:
         console.print(
@@ -96,7 +100,7 @@ def _show_dataset(found: dict[str, Any]) -> None:
             f"{alignment['coverage']:.2%} of the student's tokens in {alignment['num_spans']:,} spans"
         )
     total = found["bytes_per_token"]["total"]
-    console.print(f"total {_size(found['total_bytes'])}" + (f", {total:.1f} bytes/token" if total else ""))
+    console.print(f"total {human_size(found['total_bytes'])}" + (f", {total:.1f} bytes/token" if total else ""))
     for column in found["columns"]:
         if column["example"] is not None:
             opened, what = f"zarr.open_group({column['example']!r})", f"{column['what']} of {column['label']}"
@@ -140,11 +144,3 @@ def _percent(logprob: float) -> str:
     import math
 
     return f"{math.exp(logprob):.1%}"
-
-
-def _size(num_bytes: float) -> str:
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if num_bytes < 1024:
-            return f"{num_bytes:,.0f} {unit}" if unit == "B" else f"{num_bytes:,.1f} {unit}"
-        num_bytes /= 1024
-    return f"{num_bytes:,.1f} TiB"

@@ -10,6 +10,9 @@ from typing import NoReturn
 
 import click
 
+from logitstore.cli.copy import copy
+from logitstore.cli.dataset import dataset
+from logitstore.cli.gc import gc
 from logitstore.cli.inspect import inspect
 from logitstore.cli.plan import plan
 from logitstore.cli.produce import produce
@@ -27,7 +30,7 @@ def cli() -> None:
     """Run the teacher once, keep its logits in a store, train any number of students from it."""
 
 
-for command in (plan, produce, train, inspect, verify):
+for command in (plan, produce, train, inspect, verify, copy, dataset, gc):
     cli.add_command(command)
 
 

@@ -66,6 +66,13 @@ class Bar:
         self._progress.update(self._task, completed=done, total=total)
         self._log()
 
+    def show_bytes(self, done: float, total: float) -> None:
+        """Say how many bytes are done, in all, and how many that was a second."""
+        elapsed = self._progress.tasks[-1].elapsed or 0.0
+        if self._task is not None and elapsed > 0:
+            self._progress.update(self._task, note=f"{done / elapsed / 1e6:,.1f} MB/s")
+        self.show(done, total)
+
     def _log(self) -> None:
         if not self._logs or time.monotonic() - self._logged < LOG_SECONDS:
             return

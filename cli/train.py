@@ -98,7 +98,7 @@ record_options = option_group(
 )
 
 # These change how a run is watched or where it runs, not what it comes to. What is in the data, its manifest says.
-_NOT_OF_THE_RESULT = ("store", "dataset", "dataset_version", "output", "resume", "as_json", "log_every",
+_NOT_OF_THE_RESULT = ("store", "dataset", "dataset_version", "pin", "output", "resume", "as_json", "log_every",
                       "evaluate_every", "save_every", "device", "threads")  # fmt: skip
 
 
@@ -106,6 +106,7 @@ _NOT_OF_THE_RESULT = ("store", "dataset", "dataset_version", "output", "resume",
 @click.argument("store")
 @click.option("--dataset", required=True, metavar="NAME")
 @click.option("--dataset-version", type=click.IntRange(1), help="The newest if not given.")
+@click.option("--pin", metavar="DIGEST", help="The manifest digest that the version must have, or its beginning.")
 @click.option("--output", required=True, metavar="DIR", help="Folder of the run and, in the end, of the model.")
 @student_options
 @objective_options
@@ -116,7 +117,13 @@ _NOT_OF_THE_RESULT = ("store", "dataset", "dataset_version", "output", "resume",
 @config_option()
 @click.pass_context
 def train(
-    context: click.Context, store: str, dataset: str, dataset_version: int | None, output: str, **options: Any
+    context: click.Context,
+    store: str,
+    dataset: str,
+    dataset_version: int | None,
+    pin: str | None,
+    output: str,
+    **options: Any,
 ) -> None:
     """Train a student from the teachers' signals in STORE.
 
@@ -135,7 +142,7 @@ def train(
     if (options["student"] is None) == (options["student_config"] is None):
         raise ConfigError("name either --student MODEL or --student-config FILE")
     opened = Store.open(store)
-    version = opened.dataset(dataset, dataset_version)
+    version = opened.dataset(dataset, dataset_version, pin=pin)
     device = _prepare_torch(options)
     student = _student(opened, version, options)
     data = TrainingData.open(

@@ -1,7 +1,7 @@
 """``copy``: datasets from one store to another, only what they reach, every object checked on the way.
 
-A copy goes on where it was killed, because it asks what is there already: a part is, when all objects of its seal are, in
-their sizes. It moves objects before what refers to them, and the dataset's record last, as a producer does.
+A copy goes on where it was killed, because it asks what is there already: a part is, when all objects of its seal are,
+in their sizes. It moves objects before what refers to them, and the dataset's record last, as a producer does.
 """
 
 from __future__ import annotations
