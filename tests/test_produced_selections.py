@@ -16,15 +16,19 @@ from builders import TEXTS, build_bytelevel_tokenizer
 from teachers import save_teacher
 from terminal import run_here
 
+from logitstore.consumer.data import TrainingData
 from logitstore.consumer.rows import partition_rows
+from logitstore.consumer.stream import Stream, StreamConfig
 from logitstore.errors import ConfigError
 from logitstore.inspection import describe_dataset, view_document
 from logitstore.manifest import Column
+from logitstore.producer.request import ProduceConfig
 from logitstore.signals import SparseSignal, read_scalars, read_sparse
 from logitstore.sparse import NOT_STORED
 from logitstore.store import Store
 from logitstore.text_parts import read_documents_of
 from logitstore.token_parts import TokenBlock, read_tokens
+from logitstore.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)
@@ -219,8 +223,6 @@ def test_options_that_cannot_be_are_refused(
 def test_seeds_of_more_than_64_bits_are_refused(
     world: _World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from logitstore.producer.request import ProduceConfig
-
     with pytest.raises(ConfigError, match=r"--seed .*: expected a whole number from 0 to 2\^64 - 1"):
         ProduceConfig(seed=1 << 64)
     _produce(world, tmp_path / "store", capsys, "--seed", str(2**64 - 1))
@@ -247,3 +249,23 @@ def test_partitions_need_the_logprobs_of_all_that_is_listed() -> None:
         partition_rows(ids, torch.tensor([[-0.1, float("nan"), 0.0]]), torch.tensor([-3.0]))
     rows = partition_rows(ids, torch.tensor([[-0.1, -2.5, float("nan")]]), torch.tensor([-3.0]))
     rows.validate()
+
+
+def test_trainer_takes_draws_for_weights(world: _World, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    block = _produce(world, tmp_path / "store", capsys, "--select", "topk:3+sample:9")
+    student = Tokenizer.from_folder(str(world.folder / "tokenizer"))
+    version = block.store.dataset("d")
+    data = TrainingData.open(block.store, version, student, selection="sample+topk")
+    with pytest.raises(ConfigError, match="drawn at temperature 1"):
+        data.check_temperature(2.0)
+    with pytest.raises(ConfigError, match=r"it has: sample:9\+topk:3"):
+        TrainingData.open(block.store, version, student, selection="sample")
+    stream = Stream(data, StreamConfig(sequence_length=64, batch_tokens=256, seed=0), 1.0)
+    rows = stream.collate(next(iter(stream))).teachers[0].rows
+    rows.validate()
+    assert rows.is_sample
+    weights = rows.log_masses_NK.exp()
+    ninths = weights * 9
+    drawn = (rows.ids_NK >= 0) & ((ninths - ninths.round()).abs() < 1e-5) & (ninths.round() > 0)
+    assert drawn.any(-1).float().mean() > 0.5
+    assert weights.sum(-1).mean() == pytest.approx(1.0, abs=0.1)
