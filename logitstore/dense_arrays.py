@@ -17,7 +17,7 @@ from numcodecs.zstd import Zstd
 from zarr.core.buffer import cpu
 from zarr.storage import MemoryStore
 
-from logitstore.codecs import quantised
+from logitstore.codecs import QUANTISED
 from logitstore.errors import DamageError
 from logitstore.sharding import split_shard, without_crc, zstd_content_size
 
@@ -35,7 +35,7 @@ def decode_dense(metadata: Mapping[str, Any], objects: Mapping[str, bytes]) -> n
     Raises:
         DamageError: they cannot be decoded.
     """
-    if (first := metadata["codecs"][0] if metadata.get("codecs") else {}).get("name") == quantised.CODEC_NAME:
+    if (first := metadata["codecs"][0] if metadata.get("codecs") else {}).get("name") == QUANTISED:
         return _decode_quantised(metadata, first, objects)
     layout = _Layout.of(metadata)
     if layout is not None and len(objects) == 1:
@@ -48,6 +48,8 @@ def decode_dense(metadata: Mapping[str, Any], objects: Mapping[str, bytes]) -> n
 def _decode_quantised(
     metadata: Mapping[str, Any], codec: Mapping[str, Any], objects: Mapping[str, bytes]
 ) -> np.ndarray:
+    from logitstore.codecs import quantised
+
     try:
         steps, (num_rows, num_columns) = quantised.steps_of(codec.get("configuration")), metadata["shape"]
     except (LookupError, TypeError, ValueError) as error:

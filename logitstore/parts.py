@@ -27,9 +27,7 @@ from zarr.codecs import Crc32cCodec, ZstdCodec
 from zarr.core.buffer import cpu
 from zarr.storage import MemoryStore
 
-from logitstore.codecs.quantised import QuantisedCodec
-from logitstore.codecs.row_stream import encode_rows
-from logitstore.codecs.sparse_rows import CODEC_NAME, SparseRowsCodec, decode_chunk
+from logitstore.codecs import SPARSE_ROWS
 from logitstore.dense_arrays import decode_dense
 from logitstore.digests import digest_arrays, digest_bytes
 from logitstore.errors import DamageError, StorageError, StoreError
@@ -199,7 +197,7 @@ class Part:
         """A sparse array, ragged: straight from the shard, since its rectangle can be a hundred times larger."""
         metadata, objects = self._indexed(name).metadata, self._objects_of(name)
         try:
-            if metadata["codecs"][0]["name"] == CODEC_NAME:
+            if metadata["codecs"][0]["name"] == SPARSE_ROWS:
                 rows = _decode_rows(metadata, objects)
             else:
                 rows = SparseRows.from_rectangle(decode_dense(metadata, objects))
@@ -295,6 +293,8 @@ def _write_dense(group: zarr.Group, name: str, values: np.ndarray, attributes: M
 def _write_sparse(
     store: MemoryStore, group: zarr.Group, name: str, rows: SparseRows, attributes: Mapping[str, Any]
 ) -> None:
+    from logitstore.codecs.sparse_rows import SparseRowsCodec, encode_rows
+
     # One chunk: its model is learnt once for all rows, and readers of a few rows fetch their groups alone.
     shape = (rows.num_rows, _width(rows))
     group.create_array(
@@ -314,6 +314,8 @@ def _write_sparse(
 def _write_quantised(
     group: zarr.Group, name: str, values: np.ndarray, attributes: Mapping[str, Any], steps: tuple[str, ...]
 ) -> None:
+    from logitstore.codecs.quantised import QuantisedCodec
+
     group.create_array(
         name,
         data=values,
@@ -340,4 +342,6 @@ def _decode_rows(metadata: Mapping[str, Any], objects: Mapping[str, bytes]) -> S
     (num_rows, width) = metadata["shape"]
     if num_rows == 0:
         return SparseRows.from_rectangle(np.empty((0, width), np.uint64))
+    from logitstore.codecs.sparse_rows import decode_chunk
+
     return decode_chunk(objects["c/0/0"], num_rows, width)

@@ -23,13 +23,14 @@ from zarr.core.buffer import Buffer, NDBuffer
 from zarr.core.common import JSON, parse_named_configuration
 from zarr.registry import register_codec
 
+from logitstore.codecs import QUANTISED
 from logitstore.codecs.candidates import pack_order, place_ids, unpack_order
 from logitstore.codecs.numbers import NumberReader, encode_numbers
 from logitstore.codecs.rans import ALPHABET, code_bits, count_symbols, symbols_of
 from logitstore.errors import DamageError
 from logitstore.sharding import with_crc, without_crc
 
-CODEC_NAME = "logitstore.quantised"
+CODEC_NAME = QUANTISED
 VERSION = 1
 PLAIN, DIFFERENCE, IDS = 0, 1, 2
 """Forms of a column: its numbers; each one's difference from the parent's; places among the ids in use."""

@@ -18,11 +18,12 @@ from zarr.core.buffer import Buffer, NDBuffer
 from zarr.core.common import JSON, parse_named_configuration
 from zarr.registry import register_codec
 
+from logitstore.codecs import SPARSE_ROWS
 from logitstore.codecs.row_stream import HEADER_BYTES, Header, RowReader, decode_rows, encode_rows
 from logitstore.errors import DamageError
 from logitstore.sparse import SparseRows
 
-CODEC_NAME = "logitstore.sparse_rows"
+CODEC_NAME = SPARSE_ROWS
 _FRONT_BYTES = 1 << 16
 """What is fetched of a chunk at first: header and index, and of a small chunk all."""
 
