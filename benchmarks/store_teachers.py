@@ -18,7 +18,7 @@ import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -28,7 +28,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 BUILD = Path("build/bench-store")
 _HISTORY = "training.json"
-SEQUENCE, BATCH = 512, 2048
+SEQUENCE = 512
 _SIZES = {
     "32k": {"hidden_size": 192, "intermediate_size": 512, "num_hidden_layers": 4, "num_attention_heads": 4},
     "131k": {"hidden_size": 128, "intermediate_size": 352, "num_hidden_layers": 3, "num_attention_heads": 4},
@@ -36,8 +36,19 @@ _SIZES = {
 _SAMPLED_TOKENS = 4096
 _MATRIX_LR, _EMBEDDING_LR = 0.02, 4e-3
 _WARMUP_STEPS, _DECAY_FROM = 20, 0.5
-_STAGES = {"broad": (0.75, 1), "narrow": (0.25, 5)}
-"""Share of the time, and one part of how many of the text, from its beginning, that is read in it."""
+
+
+class Stage(NamedTuple):
+    """Share of the time; one part of how many of the text, from its beginning; tokens of a batch."""
+
+    share: float
+    parts: int
+    batch: int
+
+
+_STAGES = {"broad": Stage(0.7, 1, 2048), "narrow": Stage(0.3, 8, 1024)}
+
+
 _CHECKPOINT_SECONDS = 150
 
 
@@ -65,29 +76,29 @@ def train(vocabulary: str, minutes: float, build: Path = BUILD) -> None:
     history = teacher_history(vocabulary, build)
     model = ensure_teacher(vocabulary, minutes, build).train() if history else _initial_model(vocabulary, num_tokens)
     stream = np.concatenate(corpus.training)
-    loss_of = SampledSoftmax(torch.from_numpy(np.unique(stream)).long(), num_tokens)
-    for stage, (share, parts) in _STAGES.items():
-        done = [past for past in history if past["stage"] != stage]
+    for name, stage in _STAGES.items():
+        done = [past for past in history if past["stage"] != name]
         if len(done) == len(history) or not history[len(done)]["complete"]:
-            mine = stream[: len(stream) // parts]
-            for current in _train_stage(model, mine, loss_of, share * minutes):
-                history = [*done, {"stage": stage, "training_tokens": len(mine), **current}]
+            mine = stream[: len(stream) // stage.parts]
+            loss_of = SampledSoftmax(torch.from_numpy(np.unique(mine)).long(), num_tokens)
+            for current in _train_stage(model, mine, loss_of, stage.share * minutes, stage.batch):
+                history = [*done, {"stage": name, "training_tokens": len(mine), **current}]
                 _save(model, teacher_folder(vocabulary, build), history)
 
 
 def _train_stage(
-    model: LlamaForCausalLM, stream: np.ndarray, loss_of: SampledSoftmax, minutes: float
+    model: LlamaForCausalLM, stream: np.ndarray, loss_of: SampledSoftmax, minutes: float, batch: int
 ) -> Iterator[dict[str, Any]]:
     """Yields how far it is whenever a checkpoint is due, and at the end."""
     optimisers = _optimisers(model)
     peaks = [[group["lr"] for group in optimiser.param_groups] for optimiser in optimisers]
     began = saved = time.monotonic()
     mean_loss = 0.0
-    for step, windows in enumerate(_windows(stream)):
+    for step, windows in enumerate(_windows(stream, batch // SEQUENCE)):
         elapsed = (time.monotonic() - began) / (60 * minutes)
         progress = {
             "steps": step,
-            "epochs": round(step * BATCH / len(stream), 2),
+            "epochs": round(step * batch / len(stream), 2),
             "loss_nats": round(mean_loss, 3),
             "minutes": round(elapsed * minutes, 1),
             "complete": elapsed >= 1,
@@ -201,14 +212,14 @@ def _initial_model(vocabulary: str, num_tokens: int) -> LlamaForCausalLM:
     return model
 
 
-def _windows(stream: np.ndarray) -> Iterator[Tensor]:
-    """int64 [B, SEQUENCE + 1], epoch after epoch, each cut at its own offset."""
+def _windows(stream: np.ndarray, num_each: int) -> Iterator[Tensor]:
+    """int64 [num_each, SEQUENCE + 1], epoch after epoch, each cut at its own offset."""
     rng = np.random.default_rng(1)
     while True:
         begins = np.arange(rng.integers(SEQUENCE), len(stream) - SEQUENCE, SEQUENCE)
         rng.shuffle(begins)
-        for batch in begins[: len(begins) // (BATCH // SEQUENCE) * (BATCH // SEQUENCE)].reshape(-1, BATCH // SEQUENCE):
-            yield torch.from_numpy(stream[batch[:, None] + np.arange(SEQUENCE + 1)]).long()
+        for chosen in begins[: len(begins) // num_each * num_each].reshape(-1, num_each):
+            yield torch.from_numpy(stream[chosen[:, None] + np.arange(SEQUENCE + 1)]).long()
 
 
 def _save(model: LlamaForCausalLM, folder: Path, history: list[dict[str, Any]]) -> None:
