@@ -74,8 +74,8 @@ def _policies(teacher: Teacher, hidden_RD: Tensor, realised_R: Tensor, entries: 
     probs_RV, few = torch.softmax(teacher.head(hidden_RD), -1, dtype=torch.float32), round(entries / 3)
     alone_RV, beside_RV = (certain_of(probs_RV, realised_R, number) for number in (1, few))
     policies: list[Policy] = [
-        Threshold(theta_for(probs_RV, alone_RV, entries)),
-        Union((TopK(few), Threshold(theta_for(probs_RV, beside_RV, entries)))),
+        Threshold(_rounded(theta_for(probs_RV, alone_RV, entries))),
+        Union((TopK(few), Threshold(_rounded(theta_for(probs_RV, beside_RV, entries))))),
         Sample(_draws_for(probs_RV, alone_RV, entries)),
         Union((TopK(few), Sample(_draws_for(probs_RV, beside_RV, entries)))),
         TopK(round(entries)),
@@ -84,6 +84,10 @@ def _policies(teacher: Teacher, hidden_RD: Tensor, realised_R: Tensor, entries: 
     published = Sample(_draws_for(probs_RV, torch.zeros_like(alone_RV), entries))
     named = {selection_name(policy.to_json()): policy for policy in policies}
     return {**named, f"{_PUBLISHED}:{published.num_draws}": published}
+
+
+def _rounded(theta: float) -> float:
+    return float(f"{theta:.2g}")
 
 
 def _draws_for(probs_RV: Tensor, certain_RV: Tensor, entries: float) -> int:
