@@ -22,7 +22,7 @@ from logitstore.cli.config_file import config_option
 from logitstore.cli.main import cli
 from logitstore.errors import ConfigError
 
-COMMANDS = ("plan", "produce", "train", "inspect", "verify")
+COMMANDS = ("plan", "produce", "train", "inspect", "verify", "copy", "dataset", "gc")
 
 # Help, and errors before any work
 
