@@ -15,6 +15,7 @@ from logitstore.urls import public_url
         ("/data/a?b#c@d.txt", "/data/a?b#c@d.txt"),
         ("s3://bucket/a", "s3://bucket/a"),
         ("s3://key:secret@bucket/a", "s3://bucket/a"),
+        ("s3://key:secret@bucket/a#b?c@d", "s3://bucket/a#b?c@d"),
         ("memory:///a/b", "memory:///a/b"),
         ("https://user@host:8080/a?token=secret#part", "https://host:8080/a"),
         ("sftp://user:p@ss@host/a", "sftp://host/a"),
