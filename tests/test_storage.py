@@ -442,3 +442,56 @@ def test_slow_create_on_a_bucket_does_not_block_others():
     storage = RemoteStorage("bucket://b", Bucket(), "b")
     with ThreadPoolExecutor(2) as pool:
         assert list(pool.map(lambda name: storage.create(name, b""), ["a", "b"])) == [True, True]
+
+
+# Leftovers, forks, odd names
+
+
+def test_sweep_removes_old_leftovers_of_writers_only(tmp_path):
+    storage = LocalStorage(str(tmp_path))
+    storage.write("parts/old", b"kept")
+    for name, age in (("old", 7200), ("new", 60)):
+        (tmp_path / "tmp" / name).write_bytes(b"half")
+        os.utime(tmp_path / "tmp" / name, (time.time() - age,) * 2)
+    os.utime(tmp_path / "parts/old", (0, 0))
+    assert storage.sweep(3600) == 1
+    assert sorted(storage.list("")) == ["parts/old", "tmp/new"]
+    assert open_storage("memory://nothing/there").sweep(0) == 0
+
+
+def test_forked_process_reads_and_writes(storage, url):
+    """Sockets and threads of a client do not survive a fork; a storage must."""
+    if url.startswith("memory"):
+        pytest.skip("memory is not shared by processes")
+    storage.write("before", b"parent")
+    script = textwrap.dedent("""
+        import os, sys
+        from logitstore.storage import open_storage
+        storage = open_storage(sys.argv[1])
+        assert storage.read("before") == b"parent"
+        child = os.fork()
+        if child == 0:
+            storage.write("after", b"child")
+            os._exit(0 if storage.read("before") == b"parent" else 1)
+        sys.exit(os.waitpid(child, 0)[1])
+    """)
+    subprocess.run([sys.executable, "-c", script, url], check=True, timeout=60)
+    assert storage.read("after") == b"child"
+
+
+@pytest.mark.parametrize("odd", ["a b", "100%", "c#d", "e?f", "é你", "[g]*", "h&i=j+k", "%2F"])
+def test_odd_names_and_roots_are_names(url, odd):
+    storage = open_storage(f"{url}/{odd}")
+    names = {odd, f"x/{odd}"}
+    for name in names:
+        storage.write(name, name.encode())
+        assert storage.create(f"{name}.json", b"")
+    for name in names:
+        assert storage.read(name) == name.encode()
+        assert not storage.create(f"{name}.json", b"")
+    written = {name for name in storage.list("") if not name.startswith("tmp/")}
+    assert written == names | {f"{name}.json" for name in names}
+    storage.delete(f"x/{odd}")
+    assert not storage.exists(f"x/{odd}")
+    other = open_storage(storage.child_url("x"))
+    assert other.read(f"{odd}.json") == b""

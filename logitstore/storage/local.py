@@ -58,9 +58,10 @@ class LocalStorage(Storage):
         target = self.root / name
         try:
             target.unlink()
-            _sync_folder(target.parent)
+            with suppress(FileNotFoundError):  # another's deletion may have removed the folder
+                _sync_folder(target.parent)
         except _NOTHING_THERE:
-            pass
+            return
         except OSError as error:
             raise storage_error(f"{target}: cannot delete", error) from error
         _remove_empty_folders(target.parent, self.root)
