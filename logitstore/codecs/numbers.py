@@ -119,9 +119,9 @@ def _push_all(numbers_N, contexts_N, ends_CS, words):
 
 
 @kernel
-def _pop_all(contexts_N, ends_CS, hints_CH, words, state, top, numbers_N):
+def _pop_all(contexts_N, ends_CS, symbols_CP, words, state, top, numbers_N):
     for n in range(len(contexts_N)):
-        state, top, numbers_N[n] = pop_number(state, words, top, ends_CS, hints_CH, contexts_N[n])
+        state, top, numbers_N[n] = pop_number(state, words, top, ends_CS, symbols_CP, contexts_N[n])
         if top < 0:
             break
     return state, top

@@ -22,19 +22,21 @@ ALPHABET = 128
 PRECISION = 12
 """Frequencies of a table add up to 2^12."""
 
-_HINT_SHIFT = 4
 _TOTAL = 1 << PRECISION
+_SYMBOLS = np.arange(ALPHABET, dtype=np.uint8)
 _EXACT = 16  # numbers below this are symbols of their own
 _UNIFORM_BITS = 16
 MAX_SET = 256
 """Sets are at most this large: a uniform number below it is drawn within 0.01 bits of its cost."""
+
+_RECIPROCALS = np.array([0, *(-(-(1 << 32) // size) for size in range(1, MAX_SET + 1))], np.int64)
 
 INITIAL_STATE = 1 << 31
 _LOW = np.uint64(INITIAL_STATE)
 _WORD = np.uint64(32)
 _WORD_MASK = np.uint64(0xFFFF_FFFF)
 
-kernel: Any = njit(cache=True, nogil=True, inline="never")
+kernel: Any = njit(cache=True, nogil=True, error_model="numpy")
 
 
 class Tables(NamedTuple):
@@ -42,11 +44,11 @@ class Tables(NamedTuple):
 
     Attributes:
         ends: uint16 [C, ALPHABET + 1], running sums of the frequencies, 0 first; all 0 where a context has no table.
-        hints: uint8 [C, 256], the symbol to begin the search at, by the upper bits of the slot.
+        symbols: uint8 [C, 2^PRECISION], the symbol that owns each slot; ``ALPHABET`` where a context has no table.
     """
 
     ends: np.ndarray
-    hints: np.ndarray
+    symbols: np.ndarray
 
 
 @kernel
@@ -112,12 +114,9 @@ def push_number(state, words, top, ends_CS, context, number):
 
 
 @kernel
-def pop_number(state, words, top, ends_CS, hints_CH, context):
+def pop_number(state, words, top, ends_CS, symbols_CP, context):
     """State, words left, the number; -1 words are left where there is no such number."""
-    slot = np.int64(state & np.uint64(_TOTAL - 1))
-    symbol = np.int64(hints_CH[context, slot >> _HINT_SHIFT])
-    while symbol < ALPHABET and np.int64(ends_CS[context, symbol + 1]) <= slot:
-        symbol += 1
+    symbol = np.int64(symbols_CP[context, np.int64(state & np.uint64(_TOTAL - 1))])
     if symbol >= ALPHABET:  # a context that has no table
         return state, -1, 0
     start = np.int64(ends_CS[context, symbol])
@@ -132,19 +131,29 @@ def pop_number(state, words, top, ends_CS, hints_CH, context):
 
 
 @kernel
+def _start_of(number, size):
+    """Where the slots of one of ``size`` equally likely numbers begin; those of ``size`` itself at 2^16."""
+    return (number * _RECIPROCALS[size]) >> (32 - _UNIFORM_BITS)
+
+
+@kernel
 def push_uniform(state, words, top, number, size):
     """Push one of ``size`` equally likely numbers, size <= MAX_SET."""
-    start = (number << _UNIFORM_BITS) // size
-    return push(state, words, top, start, ((number + 1) << _UNIFORM_BITS) // size - start, _UNIFORM_BITS)
+    start = _start_of(number, size)
+    return push(state, words, top, start, _start_of(number + 1, size) - start, _UNIFORM_BITS)
 
 
 @kernel
 def pop_uniform(state, words, top, size):
     """State, words left, a number below ``size``."""
     slot = np.int64(state & np.uint64((1 << _UNIFORM_BITS) - 1))
-    number = ((slot + 1) * size - 1) >> _UNIFORM_BITS
-    start = (number << _UNIFORM_BITS) // size
-    state, top = pop(state, words, top, start, ((number + 1) << _UNIFORM_BITS) // size - start, _UNIFORM_BITS)
+    number = (slot * size) >> _UNIFORM_BITS
+    while _start_of(number + 1, size) <= slot:
+        number += 1
+    while _start_of(number, size) > slot:
+        number -= 1
+    start = _start_of(number, size)
+    state, top = pop(state, words, top, start, _start_of(number + 1, size) - start, _UNIFORM_BITS)
     return state, top, number
 
 
@@ -193,11 +202,10 @@ def tables_of(frequencies_CS: np.ndarray) -> Tables:
     np.cumsum(frequencies_CS, axis=1, out=ends_CS[:, 1:])
     if not np.isin(ends_CS[:, -1], (0, _TOTAL)).all():
         raise ValueError(f"frequencies of a table add up to {_TOTAL}, found {ends_CS[:, -1].max()}")
-    slots_H = np.arange(_TOTAL >> _HINT_SHIFT) << _HINT_SHIFT
-    hints_CH = np.zeros((len(frequencies_CS), len(slots_H)), np.uint8)
+    symbols_CP = np.full((len(frequencies_CS), _TOTAL), ALPHABET, np.uint8)
     for context in np.flatnonzero(ends_CS[:, -1]):
-        hints_CH[context] = np.searchsorted(ends_CS[context, 1:], slots_H, side="right")
-    return Tables(ends_CS.astype(np.uint16), hints_CH)
+        symbols_CP[context] = np.repeat(_SYMBOLS, frequencies_CS[context])
+    return Tables(ends_CS.astype(np.uint16), symbols_CP)
 
 
 def code_bits(counts_CS: np.ndarray) -> float:

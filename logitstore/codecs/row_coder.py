@@ -10,6 +10,9 @@ A row is stored as
     realised      which of the certain entries is the realised token                  given first
     ids           of the certain entries, then of the sampled ones
 
+An id is told by its rank in the list of the token before, among those that the row does not have yet, else by its
+place.
+
 Entries of equal quanta are a set: their order says nothing, so it is not paid for. The encoder lets the bits that are
 already in the coder choose which member comes next (Townsend, Bird, Barber 2019, "bits back"; Severo et al. 2022 for
 multisets); the decoder sorts the members and puts those bits back: log2(n!) bits saved of n members.
@@ -49,8 +52,13 @@ _PLACE = _REALISED + 32
 _LISTED = _PLACE + 8
 NUM_CONTEXTS = _LISTED + 8 * NUM_CLASSES
 
+_SAMPLED_KIND = 7
+
 _NOTHING, _SET = -1, -2
 """In the place of a context: no number here; a set of so many pairs of numbers begins or ends."""
+
+_MAX_TAKEN = 512
+"""So many candidates that a row has already are left out of the count when a later one's place is told."""
 
 _ONE = 1 << 32
 _MASS_TABLE = 512
@@ -80,7 +88,7 @@ def _mass_context(left):
 
 @kernel
 def _kind_of(place):
-    """0: likeliest, 1: second, 2 to 6: octaves of what follows; 7 is for sampled entries."""
+    """0: likeliest, 1: second, 2 to 6: octaves of what follows."""
     if place < 2:
         return place
     if place < 4:
@@ -98,14 +106,35 @@ def _difference_context(place, last):
 
 
 @kernel
+def rank_entries(places_E, previous_E, list_of, begins, sorted_items, sorted_ranks):
+    """int32 [E]: the rank of each entry's id in the list of the token before, -1 where it is not listed.
+
+    ``sorted_items`` holds each list's items in ascending order, ``sorted_ranks`` their ranks in the list.
+    """
+    ranks_E = np.full(len(places_E), -1, np.int32)
+    for entry in range(len(places_E)):
+        if previous_E[entry] < 0 or list_of[previous_E[entry]] < 0:
+            continue
+        number, place = list_of[previous_E[entry]], places_E[entry]
+        low, high = begins[number], begins[number + 1]
+        while low < high:
+            middle = (low + high) >> 1
+            if sorted_items[middle] < place:
+                low = middle + 1
+            else:
+                high = middle
+        if low < begins[number + 1] and sorted_items[low] == place:
+            ranks_E[entry] = sorted_ranks[low]
+    return ranks_E
+
+
+@kernel
 def write_rows(
-    begin, end, offsets, ids, quanta, draws, places, flags, masses, list_of, begins, sorted_items, ranks, classes,
-    contexts_N, numbers_N,
+    begin, end, offsets, ids, quanta, draws, places, ranks, flags, masses, list_of, classes, contexts_N, numbers_N
 ):  # fmt: skip
     """Write rows ``begin`` to ``end`` down as numbers in contexts: how many, or -1 - row of one in another order.
 
-    ``sorted_items`` holds each list's items in ascending order, ``ranks`` their places in the list. ``contexts_N`` and
-    ``numbers_N`` hold 6 for a row and 5 for an entry at least.
+    ``contexts_N`` and ``numbers_N`` hold 6 for a row and 6 for an entry at least.
     """
     num = 0
     previous = -1
@@ -113,6 +142,7 @@ def write_rows(
     for row in range(begin, end):
         largest = max(largest, offsets[row + 1] - offsets[row])
     certain, sampled = np.empty(largest, np.int64), np.empty(largest, np.int64)
+    taken, scratch = np.empty(_MAX_TAKEN, np.int64), np.empty(MAX_SET, np.int64)
     for row in range(begin, end):
         if offsets[row] == offsets[row + 1]:
             contexts_N[num], numbers_N[num] = _FIRST, 0
@@ -150,6 +180,7 @@ def write_rows(
         contexts_N[num], numbers_N[num] = _REALISED + 2 * min(15, first) + (num_certain > 1), realised
         num += 1
         number = list_of[previous] if previous >= 0 else -1
+        num_taken = 0
         for which in range(2):
             members, size = (certain, num_certain) if which == 0 else (sampled, num_sampled)
             place = 0
@@ -157,9 +188,10 @@ def write_rows(
                 stop = place + 1
                 while stop < size and stop < place + MAX_SET and quanta[members[stop]] == quanta[members[place]]:
                     stop += 1
-                num = _write_set(
-                    members[place:stop], 7 if which else _kind_of(place), number, places, begins,
-                    sorted_items, ranks, classes, contexts_N, numbers_N, num,
+                base = -1 if number < 0 else _LISTED + classes[number]
+                num, num_taken = _write_set(
+                    place, stop, members, _SAMPLED_KIND if which else _kind_of(place), base, places, ranks,
+                    taken, num_taken, scratch, contexts_N, numbers_N, num,
                 )  # fmt: skip
                 place = stop
         previous = places[offsets[row]]
@@ -203,33 +235,48 @@ def _split(begin, end, ids, quanta, draws, certain, sampled):
 
 @kernel
 def _write_set(
-    members, kind, number, places, begins, sorted_items, ranks, classes, contexts_N, numbers_N, num
+    first, stop, members, kind, base, places, ranks, taken, num_taken, mine, contexts_N, numbers_N, num
 ):  # fmt: skip
-    if len(members) > 1:
-        contexts_N[num], numbers_N[num] = _SET, len(members)
+    """Write a set of entries, those of ``first`` to ``stop``; numbers written and ranks taken thereafter."""
+    size, num_mine = stop - first, 0
+    if size > 1:
+        contexts_N[num], numbers_N[num] = _SET, size
         num += 1
-    for member in members:
-        place = places[member]
-        rank = -1
-        if number >= 0:
-            low, high = begins[number], begins[number + 1]
-            while low < high:
-                middle = (low + high) >> 1
-                if sorted_items[middle] < place:
-                    low = middle + 1
-                else:
-                    high = middle
-            if low < begins[number + 1] and sorted_items[low] == place:
-                rank = ranks[low]
-            contexts_N[num], numbers_N[num] = _LISTED + NUM_CLASSES * kind + classes[number], rank + 1
-        else:
-            contexts_N[num], numbers_N[num] = _NOTHING, 0
-        contexts_N[num + 1], numbers_N[num + 1] = (_PLACE + kind, place) if rank < 0 else (_NOTHING, 0)
+    for at in range(first, stop):
+        entry = members[at]
+        rank = np.int64(ranks[entry])
+        contexts_N[num], numbers_N[num] = _NOTHING, 0
+        if base >= 0:
+            free_rank = rank
+            if rank >= 0:
+                mine[num_mine] = rank
+                num_mine += 1
+                for before in range(num_taken):
+                    if taken[before] > rank:
+                        break
+                    free_rank -= 1
+            contexts_N[num], numbers_N[num] = base + NUM_CLASSES * kind, free_rank + 1
+        contexts_N[num + 1], numbers_N[num + 1] = (_NOTHING, 0) if rank >= 0 else (_PLACE + kind, places[entry])
         num += 2
-    if len(members) > 1:
-        contexts_N[num], numbers_N[num] = _SET, len(members)
+    if size > 1:
+        contexts_N[num], numbers_N[num] = _SET, size
         num += 1
-    return num
+    return num, num_taken if kind == _SAMPLED_KIND else _take(taken, num_taken, mine, num_mine)
+
+
+@kernel
+def _take(taken, num_taken, ranks, num_ranks):
+    """Insert ranks into the ascending ones that are taken, as long as all of them fit; how many are taken then."""
+    if num_taken + num_ranks > len(taken):
+        return num_taken
+    for number in range(num_ranks):
+        at = num_taken
+        while at > 0 and taken[at - 1] > ranks[number]:
+            taken[at] = taken[at - 1]
+            at -= 1
+        taken[at] = ranks[number]
+        num_taken += 1
+    return num_taken
 
 
 @kernel
@@ -273,7 +320,7 @@ def push_rows(contexts_N, numbers_N, ends_CS, words, seeds):
 
 @kernel
 def pop_rows(
-    num_rows, max_row, state, words, top, ends_CS, hints_CH, flags, masses, order, list_of, begins, items, classes,
+    num_rows, max_row, state, words, top, ends_CS, symbols_CP, flags, masses, order, list_of, begins, items, classes,
     counts, ids, quanta, draws,
 ):  # fmt: skip
     """Read rows into counts [num_rows], ids, quanta, draws [entries]; returns status, state, words, entries.
@@ -284,8 +331,9 @@ def pop_rows(
     previous = -1
     row_ids, row_places = np.empty(max_row, np.int32), np.empty(max_row, np.int32)
     row_quanta, row_draws = np.empty(max_row, np.uint16), np.empty(max_row, np.uint16)
+    taken, ranks = np.empty(_MAX_TAKEN, np.int64), np.empty(MAX_SET, np.int64)
     for row in range(num_rows):
-        state, top, first = pop_number(state, words, top, ends_CS, hints_CH, _FIRST)
+        state, top, first = pop_number(state, words, top, ends_CS, symbols_CP, _FIRST)
         if top < 0:
             return DAMAGED, state, top, num
         if first == 0:
@@ -293,7 +341,7 @@ def pop_rows(
             previous = -1
             continue
         first -= 1
-        state, top, num_certain = pop_number(state, words, top, ends_CS, hints_CH, _CERTAIN + min(15, first))
+        state, top, num_certain = pop_number(state, words, top, ends_CS, symbols_CP, _CERTAIN + min(15, first))
         num_certain += 1
         if top < 0 or num_certain > max_row or first > 0xFFFF:
             return DAMAGED, state, top, num
@@ -302,13 +350,13 @@ def pop_rows(
         left, last, mine = _ONE - (masses[first] if first < _MASS_TABLE else 0), 0, first
         row_quanta[0] = first
         for place in range(1, num_certain):
-            state, top, last = pop_number(state, words, top, ends_CS, hints_CH, _difference_context(place, last))
+            state, top, last = pop_number(state, words, top, ends_CS, symbols_CP, _difference_context(place, last))
             mine += last
             if top < 0 or mine > 0xFFFF:
                 return DAMAGED, state, top, num
             row_quanta[place] = mine
             left -= masses[mine] if mine < _MASS_TABLE else 0
-        state, top, num_sampled = pop_number(state, words, top, ends_CS, hints_CH, _mass_context(left))
+        state, top, num_sampled = pop_number(state, words, top, ends_CS, symbols_CP, _mass_context(left))
         count = num_certain + num_sampled
         if top < 0 or count > max_row:
             return DAMAGED, state, top, num
@@ -321,43 +369,33 @@ def pop_rows(
             row_draws[place] = 1
             if not flags & NO_QUANTA:
                 context = _SAMPLED_QUANTA + (place > num_certain)
-                state, top, last = pop_number(state, words, top, ends_CS, hints_CH, context)
+                state, top, last = pop_number(state, words, top, ends_CS, symbols_CP, context)
                 mine += last
                 if top < 0 or mine > 0xFFFF:
                     return DAMAGED, state, top, num
                 row_quanta[place] = mine
             if not flags & ONE_DRAW:
-                state, top, last = pop_number(state, words, top, ends_CS, hints_CH, _DRAWS)
+                state, top, last = pop_number(state, words, top, ends_CS, symbols_CP, _DRAWS)
                 if top < 0 or last >= 0xFFFF:
                     return DAMAGED, state, top, num
                 row_draws[place] = last + 1
         context = _REALISED + 2 * min(15, first) + (num_certain > 1)
-        state, top, realised = pop_number(state, words, top, ends_CS, hints_CH, context)
+        state, top, realised = pop_number(state, words, top, ends_CS, symbols_CP, context)
         if top < 0 or realised >= num_certain:
             return DAMAGED, state, top, num
         number = list_of[previous] if previous >= 0 else -1
+        num_taken = 0
         place = 0
         while place < count:
             limit = min(place + MAX_SET, num_certain if place < num_certain else count)
             stop = place + 1
             while stop < limit and row_quanta[stop] == row_quanta[place]:
                 stop += 1
-            kind = _kind_of(place) if place < num_certain else 7
-            state, top = _pop_set(
-                row_ids[place:stop],
-                row_places[place:stop],
-                kind,
-                number,
-                state,
-                words,
-                top,
-                ends_CS,
-                hints_CH,
-                order,
-                begins,
-                items,
-                classes,
-            )
+            kind = _kind_of(place) if place < num_certain else _SAMPLED_KIND
+            state, top, num_taken = _pop_set(
+                taken, num_taken, ranks, place, stop, row_ids, row_places, kind, number,
+                state, words, top, ends_CS, symbols_CP, order, begins, items, classes,
+            )  # fmt: skip
             if top < 0:
                 return DAMAGED, state, top, num
             place = stop
@@ -369,32 +407,48 @@ def pop_rows(
 
 
 @kernel
-def _pop_set(members, places, kind, number, state, words, top, ends_CS, hints_CH, order, begins, items, classes):
-    """Fill ``members`` with the ids of a set, ascending, and ``places`` with theirs."""
-    for size in range(1, len(members) + 1):
-        place = -1
+def _pop_set(
+    taken, num_taken, ranks, first, stop, ids, places, kind, number,
+    state, words, top, ends_CS, symbols_CP, order, begins, items, classes,
+):  # fmt: skip
+    """Fill ``first`` to ``stop`` of ``ids`` with those of a set, ascending, and of ``places`` with theirs."""
+    context, begin, length, num_ranks = 0, 0, 0, 0
+    if number >= 0:
+        context = _LISTED + NUM_CLASSES * kind + classes[number]
+        begin = begins[number]
+        length = begins[number + 1] - begin
+    for end in range(first, stop):
+        place = np.int64(-1)
         if number >= 0:
-            context = _LISTED + NUM_CLASSES * kind + classes[number]
-            state, top, rank = pop_number(state, words, top, ends_CS, hints_CH, context)
-            if top < 0 or rank > begins[number + 1] - begins[number]:
-                return state, -1
-            if rank > 0:
-                place = np.int64(items[begins[number] + rank - 1])
-        if place < 0:
-            state, top, place = pop_number(state, words, top, ends_CS, hints_CH, _PLACE + kind)
-            if top < 0 or place >= len(order):
-                return state, -1
-        mine = order[place]
-        at = size - 1
-        while at > 0 and members[at - 1] > mine:
-            members[at], places[at] = members[at - 1], places[at - 1]
-            at -= 1
-        members[at], places[at] = mine, place
-        if len(members) > 1 and size > 1:
-            state, top = push_uniform(state, words, top, at, size)
+            state, top, rank = pop_number(state, words, top, ends_CS, symbols_CP, context)
+            rank -= 1
             if top < 0:
-                return state, -1
-    return state, top
+                return state, -1, 0
+            if rank >= 0:
+                at = 0
+                while at < num_taken and taken[at] <= rank:
+                    rank += 1
+                    at += 1
+                if rank >= length:
+                    return state, -1, 0
+                ranks[num_ranks] = rank
+                num_ranks += 1
+                place = np.int64(items[begin + rank])
+        if place < 0:
+            state, top, place = pop_number(state, words, top, ends_CS, symbols_CP, _PLACE + kind)
+            if top < 0 or place >= len(order):
+                return state, -1, 0
+        mine = order[place]
+        at = end
+        while at > first and ids[at - 1] > mine:
+            ids[at], places[at] = ids[at - 1], places[at - 1]
+            at -= 1
+        ids[at], places[at] = mine, place
+        if end > first:
+            state, top = push_uniform(state, words, top, at - first, end - first + 1)
+            if top < 0:
+                return state, -1, 0
+    return state, top, num_taken if kind == _SAMPLED_KIND else _take(taken, num_taken, ranks, num_ranks)
 
 
 @kernel

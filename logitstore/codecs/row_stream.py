@@ -254,8 +254,11 @@ class _Writer:
         self.flags = row_coder.NO_QUANTA if (rows.quanta[sampled] == NOT_STORED).all() else 0
         self.flags |= row_coder.ONE_DRAW if (rows.draws[sampled] == 1).all() else 0
         order, self._places = candidates.place_ids(rows.ids)
-        self.candidates = candidates.learn(order, self._places, _previous(rows, self._places, group_rows))
-        self._ranks = _ranks_by_place(self.candidates)
+        previous = _previous(rows, self._places, group_rows)
+        self.candidates = model = candidates.learn(order, self._places, previous)
+        self._ranks = row_coder.rank_entries(
+            self._places, previous, model.list_of, model.begins, *_ranks_by_place(model)
+        )
 
     def write(self, begin: int, end: int) -> tuple[np.ndarray, np.ndarray]:
         """Contexts int32 [N] and numbers int64 [N] of rows ``begin`` to ``end``."""
@@ -263,8 +266,8 @@ class _Writer:
         size = 6 * (end - begin) + 6 * int(rows.offsets[end] - rows.offsets[begin])
         contexts, numbers = np.empty(size, np.int32), np.empty(size, np.int64)
         num = row_coder.write_rows(
-            begin, end, rows.offsets, rows.ids, rows.quanta, rows.draws, self._places, self.flags, self._masses,
-            model.list_of, model.begins, *self._ranks, model.classes, contexts, numbers,
+            begin, end, rows.offsets, rows.ids, rows.quanta, rows.draws, self._places, self._ranks, self.flags,
+            self._masses, model.list_of, model.classes, contexts, numbers,
         )  # fmt: skip
         if num < 0:
             raise ValueError(
