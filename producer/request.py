@@ -71,7 +71,7 @@ class ProduceConfig:
             raise ConfigError(f"--seed {self.seed}: expected a whole number from 0 to 2^64 - 1")
         if not _MIN_STEP_NATS <= self.logprob_step <= 1:
             raise ConfigError(f"--logprob-step {self.logprob_step:g}: expected nats, {_MIN_STEP_NATS:g} to 1")
-        if len(self.temperatures) > 1 and self.samples:
+        if self.samples and len(self.temperatures) > 1:  # a selection that cannot be is refused here as well
             raise ConfigError(
                 "--temperatures other than 1 need --select topk:K, or another that samples nothing: draws made at "
                 "temperature 1 cannot serve another"

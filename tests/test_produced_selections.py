@@ -220,6 +220,11 @@ def test_options_that_cannot_be_are_refused(
     assert expected in run_here(capsys, *arguments, "--teacher", str(world.teacher), *options).refusal()
 
 
+def test_selections_are_refused_before_a_teacher_is_looked_for() -> None:
+    with pytest.raises(ConfigError, match="two parts sample"):
+        ProduceConfig(select="sample:9+threshold:12")
+
+
 def test_seeds_of_more_than_64_bits_are_refused(
     world: _World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
