@@ -7,7 +7,6 @@ import json
 import struct
 import threading
 import tracemalloc
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -25,7 +24,6 @@ from logitstore.errors import DamageError
 from logitstore.sparse import FILL, NOT_STORED, SparseRows, offsets_of
 
 KEY = "sparse/c/0/0"
-SEEDS = Path(__file__).parent / "corpora/row_streams"
 
 
 def zarr_array(store: MemoryStore, num_rows: int, width: int, chunk_rows: int | None = None, **options) -> zarr.Array:
@@ -82,16 +80,6 @@ def test_one_row_of_65535_entries_round_trips():
         others = [(number, quanta, draws) for number in range(0, 3 * 65534, 3)]
         rows = rows_of([[(1, 7, 0), *others], [], [(1, 9, 0)]])
         assert_equal_rows(decode_rows(encode_rows(rows)), rows)
-
-
-def test_streams_of_released_stores_still_decode():
-    """Bytes of version 1, as they were first written, beside the rows that they hold."""
-    found = sorted(SEEDS.glob("*.rows"))
-    assert len(found) >= 4
-    for path in found:
-        entries = np.load(path.with_suffix(".npy"), allow_pickle=False)
-        rows = decode_rows(path.read_bytes())
-        assert (rows.rectangle(entries.shape[1]) == entries).all()
 
 
 @pytest.mark.parametrize(

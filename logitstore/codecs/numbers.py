@@ -65,7 +65,12 @@ class NumberReader:
                 f"{what}: {self.num_bytes} bytes are declared, found {len(data)}, or no state of the coder"
             )
         tables_end = _HEADER.size + table_bytes
-        self._tables = unpack_tables(data[_HEADER.size : tables_end], num_contexts, what)
+        frequencies_CS = unpack_frequencies(data[_HEADER.size : tables_end], num_contexts, what)
+        # Most contexts are of no use to most sequences: tables are made for those that are, and an empty one.
+        used = np.flatnonzero(frequencies_CS.any(axis=1))
+        self._table_of = np.full(num_contexts, len(used), np.int32)
+        self._table_of[used] = np.arange(len(used))
+        self._tables = checked_tables(np.concatenate([frequencies_CS[used], np.zeros((1, ALPHABET), np.uint16)]), what)
         self._words = np.frombuffer(data[tables_end : self.num_bytes], "<u4")
         self._state, self._top = np.uint64(state), num_words
 
@@ -75,10 +80,11 @@ class NumberReader:
         Raises:
             DamageError: there are no such numbers.
         """
-        if contexts_N.max(initial=0) >= len(self._tables.ends):
+        if contexts_N.max(initial=0) >= len(self._table_of):
             raise DamageError(f"{self._what}: a context without a table")
         numbers_N = np.empty(len(contexts_N), np.int64)
-        self._state, self._top = _pop_all(contexts_N, *self._tables, self._words, self._state, self._top, numbers_N)
+        tables_N = self._table_of[contexts_N]
+        self._state, self._top = _pop_all(tables_N, *self._tables, self._words, self._state, self._top, numbers_N)
         if self._top < 0:
             raise DamageError(f"{self._what}: ends too early")
         return numbers_N
@@ -94,20 +100,28 @@ def pack_tables(frequencies_CS: np.ndarray) -> bytes:
     return bytes(_ZSTD.encode(np.ascontiguousarray(frequencies_CS.astype("<u2"))))
 
 
-def unpack_tables(data: memoryview, num_contexts: int, what: str) -> Tables:
-    """The inverse of ``pack_tables``, as tables.
+def unpack_frequencies(data: memoryview, num_contexts: int, what: str) -> np.ndarray:
+    """The inverse of ``pack_tables``: uint16 [num_contexts, ALPHABET].
 
     Raises:
-        DamageError: the bytes are not tables of so many contexts.
+        DamageError: the bytes are not such an array.
     """
     decoded, packed = np.zeros((num_contexts, ALPHABET), "<u2"), bytes(data)
     if zstd_content_size(packed) != decoded.nbytes:
         raise DamageError(f"{what}: tables: a frame of {decoded.nbytes} bytes was expected")
     try:
         _ZSTD.decode(packed, out=decoded)
-        return tables_of(decoded)
     except (RuntimeError, ValueError) as error:
         raise DamageError(f"{what}: tables: {error}") from error
+    return decoded
+
+
+def checked_tables(frequencies_CS: np.ndarray, what: str) -> Tables:
+    """Tables of frequencies that were read. Raises DamageError where they do not add up."""
+    try:
+        return tables_of(frequencies_CS)
+    except ValueError as error:
+        raise DamageError(f"{what}: {error}") from error
 
 
 @kernel

@@ -21,7 +21,7 @@ from google_crc32c import value as crc32c
 
 from logitstore.codecs import candidates, row_coder
 from logitstore.codecs.candidates import Candidates
-from logitstore.codecs.numbers import pack_tables, unpack_tables
+from logitstore.codecs.numbers import checked_tables, pack_tables, unpack_frequencies
 from logitstore.codecs.rans import ALPHABET, INITIAL_STATE, Tables, count_symbols, frequencies_of, tables_of
 from logitstore.errors import DamageError
 from logitstore.sparse import NOT_STORED, SparseRows, offsets_of
@@ -105,7 +105,8 @@ class RowReader:
         model_end = HEADER_BYTES + header.model_bytes
         model = front[HEADER_BYTES:model_end]
         self._candidates, used = candidates.unpack(model, header.num_entries)
-        self._tables = unpack_tables(model[used:], row_coder.NUM_CONTEXTS, "sparse rows")
+        frequencies_CS = unpack_frequencies(model[used:], row_coder.NUM_CONTEXTS, "sparse rows")
+        self._tables = checked_tables(frequencies_CS, "sparse rows")
         self._index = np.frombuffer(front[model_end : header.front_bytes], _INDEX)
         self._masses = row_coder.mass_table(header.decay)
         if self._index["entries"].sum(dtype=np.int64) != header.num_entries:
