@@ -85,7 +85,8 @@ def decode_columns(data: bytes | memoryview, steps: tuple[str, ...], num_rows: i
     body = memoryview(without_crc(memoryview(data), "columns"))
     if len(body) < _HEADER.size or _HEADER.unpack(body[: _HEADER.size]) != (VERSION, num_rows, len(steps)):
         raise DamageError(f"columns: version {VERSION} and a shape of {(num_rows, len(steps))} were expected")
-    position, coded = _HEADER.size, []
+    coded: list[np.ndarray] = []
+    position = _HEADER.size
     values = np.empty((num_rows, len(steps)), np.float32)
     for column, step in enumerate(steps):
         numbers, sign, origin, used = _read_column(body[position:], coded, num_rows)
