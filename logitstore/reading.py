@@ -38,10 +38,10 @@ def read_object(storage: Storage, name: str, num_bytes: int, digest: str) -> byt
         raise DamageError(f"{where}: missing; run `logitstore verify`") from error
     if hasher.hexdigest() != digest:
         raise DamageError(f"{where}: damaged: its digest is not the sealed one; run `logitstore verify`")
-    return parts[0] if len(parts) == 1 else b"".join(parts)
+    return bytes(parts[0]) if len(parts) == 1 else b"".join(parts)
 
 
-def _read_parts(storage: Storage, name: str, num_bytes: int) -> Iterable[bytes]:
+def _read_parts(storage: Storage, name: str, num_bytes: int) -> Iterable[bytes | memoryview]:
     if num_bytes <= RANGE_BYTES:
         return [storage.read(name)]
     ranges = [(begin, min(begin + RANGE_BYTES, num_bytes)) for begin in range(0, num_bytes, RANGE_BYTES)]

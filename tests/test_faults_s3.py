@@ -215,6 +215,18 @@ def test_store_is_made_and_probed_in_spite_of_any_fault(proxy, fault, skip):
     assert Store.open_or_create(url).datasets() == {}
 
 
+def test_ranges_are_read_by_the_faster_client_and_by_the_other_where_it_fails(proxy, storage):
+    """Both give the same; the credentials and the endpoint are the same."""
+    pytest.importorskip("obstore")
+    whole = storage.read("there")
+    proxy.requests.clear()
+    assert storage.read_range("there", 5, 700) == whole[5:700]
+    proxy.inject(refuse(403, "AccessDenied"))
+    assert storage.read_range("there", 5, 700) == whole[5:700]
+    agents = [request.headers.get("user-agent") or request.headers["User-Agent"] for request in proxy.requests]
+    assert ["object_store" in agent for agent in agents] == [True, True, False]
+
+
 def test_reads_of_a_store_take_one_request_each(proxy, storage):
     storage.read("there")
     storage.read_range("there", 0, 100)

@@ -37,8 +37,8 @@ class Storage(ABC):
         """All bytes of an object. Raises FileNotFoundError when there is none."""
 
     @abstractmethod
-    def read_range(self, name: str, begin: int, end: int) -> bytes:
-        """Bytes ``begin`` to ``end`` (exclusive) of an object.
+    def read_range(self, name: str, begin: int, end: int) -> bytes | memoryview:
+        """Bytes ``begin`` to ``end`` (exclusive) of an object, perhaps in a buffer of a client's own.
 
         Raises:
             FileNotFoundError: there is no such object.
