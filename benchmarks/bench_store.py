@@ -1,7 +1,8 @@
 """``make bench-store``: bytes against distortion of stored teacher signals, and speed, next to what others do.
 
 Trains the teachers unless build/bench-store has them (``--minutes``, each on one core), has them score documents, and
-writes benchmarks/RESULTS-store.md. ``--quick`` trains for seconds, scores little and writes to build/bench-store/quick.
+writes benchmarks/RESULTS-store.md; ``bench_read.py``, run last, adds the read path. ``--quick`` trains for seconds,
+scores little and writes to build/bench-store/quick.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ from __future__ import annotations
 import argparse
 import os
 import platform
+import subprocess
+import sys
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -43,6 +46,11 @@ def main() -> None:
         _, size = load_tokenizer(vocabulary)
         sections += [f"## V = {size:,}", describe(teacher, teacher_history(vocabulary, build)), table_of(lines)]
         sections += ["\n".join(goals_of(vocabulary, lines))]
+    read_path = [sys.executable, str(Path(__file__).with_name("bench_read.py")), *(["--quick"] * arguments.quick)]
+    sections += [
+        "## Read path",
+        subprocess.run(read_path, check=True, stdout=subprocess.PIPE, text=True).stdout.strip(),
+    ]
     began = (
         f"Written by `make bench-store` on {datetime.now(UTC):%Y-%m-%d}, {platform.machine()}, {os.cpu_count()} cores."
     )

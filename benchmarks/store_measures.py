@@ -30,7 +30,7 @@ from store_rows import TeacherRows
 from logitstore.codecs.row_stream import decode_rows, encode_rows
 from logitstore.parts import StagedPart
 
-_REPEATS = 5
+_REPEATS, _FEWEST, _ENOUGH_SECONDS = 5, 3, 6.0
 _FULL_BLOCK_BYTES = 4 << 20
 
 
@@ -113,14 +113,16 @@ def measure_all(teacher: TeacherRows, vocabulary: str) -> Iterator[Measured]:
     def first(k: int) -> Candidates:
         return Candidates(*(np.ascontiguousarray(table[:, :k]) for table in (teacher.topk_ids, teacher.topk_logp)))
 
-    for layout in (MaxText(128), Megatron(128), distillkit_recommended(size), RawZstd(128), ParquetZstd(128)):
+    distillkit = [distillkit_recommended(size), distillkit_recommended(size, best_fit=True)]
+    for layout in (MaxText(128), RawZstd(128), ParquetZstd(128), Megatron(128), *distillkit):
         yield measure_rival(layout, first(128))
     for step in (0.05, 0.1, 0.25):
         yield measure_ours(top_k(teacher, 128, step), size, full_block_rows)
     for layout in (MaxText(64), Megatron(64)):
         yield measure_rival(layout, first(64))
     yield measure_ours(top_k(teacher, 64, 0.1), size, full_block_rows)
-    yield measure_rival(distillkit_budget(size), first(50))
+    for layout in (distillkit_budget(size), distillkit_budget(size, best_fit=True)):
+        yield measure_rival(layout, first(50))
     yield measure_ours(top_k(teacher, 50, 0.1), size, full_block_rows)
     yield measure_rival(RandomSampling(), _draws(teacher), is_estimate=True)
     yield measure_ours(threshold(teacher, 0.1, sampled_logprobs=False), size, full_block_rows)
@@ -154,4 +156,6 @@ def _seconds(work: Callable[[], object]) -> float:
         began = time.process_time()
         work()
         found.append(time.process_time() - began)
+        if len(found) >= _FEWEST and sum(found) > _ENOUGH_SECONDS:
+            break
     return max(statistics.median(found), 1e-9)

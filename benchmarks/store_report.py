@@ -50,9 +50,13 @@ def goals_of(vocabulary: str, lines: list[Measured]) -> list[str]:
     scalars = by_name["scalars, all eight"].num_bytes
     most, most_all = (20, 26) if vocabulary == "32k" else (22, 28)
     assert rows.id_bits is not None
+    best = by_name["DistillKit recommended, k=128, best fit"]
     checks = [
         (top_128.num_bytes / recommended.num_bytes, 0.36, "topk:128 of DistillKit recommended's bytes", ".3f"),
-        ((top_128.kl or 0) / (recommended.kl or 1), 0.2, "topk:128 of DistillKit recommended's KL", ".3f"),
+        (top_128.kl / recommended.kl, 0.2, "topk:128 of DistillKit recommended's KL", ".3g"),
+        (top_128.max_error / recommended.max_error, 0.2, "topk:128 of DistillKit recommended's max error", ".3g"),
+        (top_128.kl / best.kl, 0.2, "topk:128 of its KL, had it the best fit", ".3g"),
+        (top_128.max_error / best.max_error, 0.2, "topk:128 of its max error, had it the best fit", ".3g"),
         (top_50.num_bytes / budget.num_bytes, 0.42, "topk:50 of DistillKit budget's bytes", ".3f"),
         (rows.num_bytes + scalars, most, "threshold:12 and scalars, bytes a token", ".2f"),
         (all_rows.num_bytes + scalars, most_all, "the same with all log-probs, bytes a token", ".2f"),

@@ -1,7 +1,7 @@
 """Layouts that others store top-k signals in, re-implemented from what they do, byte by byte.
 
-None of them is given less than it has: kernels are compiled, least squares are solved in float64, and what frames the
-records of a file (checksums, tar headers, indexes) is left out.
+None of them is given less than it has: kernels are compiled, and what frames the records of a file (checksums, tar
+headers, indexes) is left out.
 
 Shapes: T rows, K candidates, by (log-prob descending, id ascending).
 """
@@ -17,6 +17,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+import torch
 from bit_packing import pack_bits, unpack_bits
 from numcodecs import zstd
 from protobuf_wire import feature, features, field, read_varints, varints
@@ -24,6 +25,7 @@ from protobuf_wire import feature, features, field, read_varints, varints
 _ZSTD_LEVEL = 3
 _RECORD_ROWS = 2048
 """Rows of one record, where a layout has such: a sequence."""
+_SMALLEST_SINGULAR = 1e-5
 DRAWS = 50
 """Of RS-KD."""
 _DRAW_ID_BITS = 17
@@ -111,6 +113,8 @@ class DistillKit:
         k: candidates of a row.
         exact: how many are stored as they are.
         powers: of the place, 0.5 for a square root; one float32 coefficient each.
+        best_fit: whether these bytes hold the best curve there is. If not, it is the one that torch's float32 singular
+            values lead to, as in its own code; with some libraries these are far off, since the terms reach 111^4.
     """
 
     label: str
@@ -118,10 +122,11 @@ class DistillKit:
     k: int
     exact: int
     powers: tuple[float, ...]
+    best_fit: bool = False
 
     @property
     def name(self) -> str:
-        return f"DistillKit {self.label}, k={self.k}"
+        return f"DistillKit {self.label}, k={self.k}" + (", best fit" if self.best_fit else "")
 
     @property
     def row_bytes(self) -> int:
@@ -129,7 +134,7 @@ class DistillKit:
 
     def encode(self, rows: Candidates) -> bytes:
         head = _to_bfloat16(rows.logprobs[:, : self.exact])
-        curve = np.linalg.pinv(self._terms()) @ rows.logprobs[:, self.exact :].T.astype(np.float64)
+        curve = self._fit(rows.logprobs[:, self.exact :].T)
         ids = np.zeros((len(rows.ids), (self.k * self._id_bits + 7) // 8), np.uint8)
         pack_bits(rows.ids, self._id_bits, ids)
         columns = (head.view(np.uint8), np.ascontiguousarray(curve.T, "<f4").view(np.uint8), ids)
@@ -150,16 +155,23 @@ class DistillKit:
     def _id_bits(self) -> int:
         return math.ceil(math.log2(self.vocabulary_size))
 
+    def _fit(self, logprobs_KT: np.ndarray) -> np.ndarray:
+        """Coefficients by singular values; small ones count as none."""
+        dtype = torch.float64 if self.best_fit else torch.float32
+        left, singular, right = torch.linalg.svd(torch.from_numpy(self._terms()).to(dtype), full_matrices=False)
+        inverse = torch.where(singular > _SMALLEST_SINGULAR, 1 / singular, 0.0)
+        return (right.T @ (inverse[:, None] * (left.T @ torch.from_numpy(logprobs_KT).to(dtype)))).numpy()
+
     def _terms(self) -> np.ndarray:
         return np.arange(self.k - self.exact, dtype=np.float64)[:, None] ** np.array(self.powers)
 
 
-def distillkit_recommended(vocabulary_size: int) -> DistillKit:
-    return DistillKit("recommended", vocabulary_size, 128, 16, (0, 1, 2, 3, 4, 0.5))
+def distillkit_recommended(vocabulary_size: int, *, best_fit: bool = False) -> DistillKit:
+    return DistillKit("recommended", vocabulary_size, 128, 16, (0, 1, 2, 3, 4, 0.5), best_fit)
 
 
-def distillkit_budget(vocabulary_size: int) -> DistillKit:
-    return DistillKit("budget", vocabulary_size, 50, 1, (0, 1, 0.5))
+def distillkit_budget(vocabulary_size: int, *, best_fit: bool = False) -> DistillKit:
+    return DistillKit("budget", vocabulary_size, 50, 1, (0, 1, 0.5), best_fit)
 
 
 @dataclass(frozen=True)
