@@ -134,8 +134,9 @@ def dense_ours() -> Callable[[], int]:
 
 def warm_up() -> None:
     """Compile what is compiled once for a process, which no reader is to be charged with."""
-    from logitstore.parts import Part, upload
+    from logitstore.parts import Part
     from logitstore.signals import read_sparse
+    from logitstore.staging import upload
     from logitstore.storage import open_storage
 
     storage = open_storage("memory://warm-up")
@@ -202,9 +203,9 @@ def data_objects(store: Any) -> list[tuple[str, str, int, str]]:
 
 def made_up_parts(seed: int, num_tokens: int) -> Iterator[Any]:
     """Tokens, sparse rows of 12 entries on average, scalars; the entropy of real ones, roughly."""
-    from logitstore.parts import ArrayToStore, stage
     from logitstore.signals import SparseSignal, scalar_columns, stage_scalars, stage_sparse
     from logitstore.sparse import SparseRows, offsets_of, quantise
+    from logitstore.staging import ArrayToStore, stage
 
     rng = np.random.default_rng(seed)
     ids = (32_000 * rng.random(num_tokens) ** 3).astype(np.int32)

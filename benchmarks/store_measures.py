@@ -28,7 +28,7 @@ from store_rivals import (
 from store_rows import TeacherRows
 
 from logitstore.codecs.row_stream import decode_rows, encode_rows
-from logitstore.parts import StagedPart
+from logitstore.staging import StagedPart
 
 _REPEATS, _FEWEST, _ENOUGH_SECONDS = 5, 3, 6.0
 _FULL_BLOCK_BYTES = 4 << 20

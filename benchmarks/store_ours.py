@@ -11,9 +11,10 @@ from dataclasses import dataclass
 import numpy as np
 from store_rows import TeacherRows
 
-from logitstore.parts import Part, StagedPart, upload
+from logitstore.parts import Part
 from logitstore.signals import SparseSignal, scalar_columns, stage_scalars, stage_sparse
 from logitstore.sparse import NOT_STORED, SparseRows, offsets_of, quantise
+from logitstore.staging import StagedPart, upload
 from logitstore.storage import open_storage
 
 

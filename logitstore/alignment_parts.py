@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from logitstore.alignment import Alignment, align
-from logitstore.parts import ArrayToStore, Part, StagedPart, stage
+from logitstore.parts import Part
+from logitstore.staging import ArrayToStore, StagedPart, stage
 from logitstore.token_parts import TokenBlock
 
 

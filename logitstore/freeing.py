@@ -18,8 +18,8 @@ from typing import TypeVar
 
 from logitstore.digests import digest_bytes
 from logitstore.errors import FreedError
-from logitstore.parts import StagedPart
 from logitstore.records import open_record, seal_record
+from logitstore.staging import StagedPart
 from logitstore.storage import Storage, map_threads
 
 T = TypeVar("T")

@@ -21,8 +21,9 @@ from typing import Any
 import numpy as np
 
 from logitstore.digests import decimal
-from logitstore.parts import ArrayToStore, Part, StagedPart, stage
+from logitstore.parts import Part
 from logitstore.sparse import DEFAULT_STEP_NATS, SparseRows
+from logitstore.staging import ArrayToStore, StagedPart, stage
 
 SIGNALS = ("scalars", "sparse")
 START_CLASSES = ("space", "punctuation", "end")
@@ -84,7 +85,7 @@ def stage_scalars(
         scored: bool [T].
         temperatures: 1.0 first.
         log_z: whether the last column is ``log_z``.
-        portable: see ``parts.stage``.
+        portable: see ``staging.stage``.
     """
     attributes: dict[str, Any] = {
         "columns": scalar_columns(temperatures, log_z=log_z),
@@ -105,7 +106,7 @@ def stage_scalars(
 
 
 def stage_sparse(signal: SparseSignal, *, portable: bool = False) -> StagedPart:
-    """A part of sparse rows and the rounded mass outside them; for ``portable`` see ``parts.stage``."""
+    """A part of sparse rows and the rounded mass outside them; for ``portable`` see ``staging.stage``."""
     step_nats = signal.rows.step_nats
     entry = (
         "bits 0-31 token id, 32-47 -log p / step_nats (65535: not stored), 48-63 draws (0: certain, weight p; n: "

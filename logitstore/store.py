@@ -7,16 +7,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from logitstore import freeing, parts, pins, recipes, versions
+from logitstore import freeing, pins, recipes, versions
 from logitstore.digests import DIGEST_NAME, digest_bytes
 from logitstore.errors import DamageError, StoreError
 from logitstore.indexing import PageStore, with_pages
 from logitstore.manifest import Column, Manifest
 from logitstore.page_cache import PageCache
-from logitstore.parts import Part, StagedPart
+from logitstore.parts import Part
 from logitstore.plan import Plan
 from logitstore.recipes import Answer, Recipe
 from logitstore.records import open_record, seal_record
+from logitstore.staging import StagedPart, upload
 from logitstore.storage import Storage, open_storage
 from logitstore.urls import public_url
 
@@ -91,7 +92,7 @@ class Store:
         """Upload a part, then create the answer that refers to it; returns the answer that won."""
         if freeing.is_sentenced(self.storage, part.digest):
             part = freeing.renamed(part)
-        parts.upload(self.storage, part)
+        upload(self.storage, part)
         sizes = {f"bytes.{name}": size for name, size in part.array_bytes().items()}
         answer = Answer({"part": part.digest, "content": part.content}, {**stats, **sizes})
         return recipes.commit_answer(self.storage, recipe, answer, provenance)

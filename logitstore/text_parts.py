@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from logitstore.documents import ROLES, Document, Segment
-from logitstore.parts import ArrayToStore, Part, StagedPart, stage
+from logitstore.parts import Part
+from logitstore.staging import ArrayToStore, StagedPart, stage
 
 SEGMENT_COLUMNS = ("document", "role", "end")
 TEXT_TEMPLATE = {"kind": "text", "version": "1"}

@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from logitstore.parts import ArrayToStore, Part, StagedPart, stage
+from logitstore.parts import Part
+from logitstore.staging import ArrayToStore, StagedPart, stage
 from logitstore.tokenizer import TokenizedDocument, Tokenizer
 
 

@@ -11,9 +11,9 @@ from logitstore.columns import TEXT_ID, find_answers, inputs_of, next_manifest, 
 from logitstore.digests import digest_json
 from logitstore.dropped import mark_dropped
 from logitstore.manifest import Manifest
-from logitstore.parts import ArrayToStore, stage
 from logitstore.plan import Plan, PlanBlock, PlanSettings
 from logitstore.recipes import Answer, recipe_path
+from logitstore.staging import ArrayToStore, stage
 from logitstore.store import Store
 from logitstore.text_parts import TEXT_TEMPLATE, text_recipe
 

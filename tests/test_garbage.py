@@ -21,10 +21,10 @@ from logitstore.errors import DamageError, FreedError, StoreError
 from logitstore.garbage import Collected, collect
 from logitstore.heartbeats import alive
 from logitstore.manifest import Manifest
-from logitstore.parts import ArrayToStore, StagedPart, stage, upload
 from logitstore.plan import Plan
 from logitstore.recipes import find_answer
 from logitstore.records import open_record
+from logitstore.staging import ArrayToStore, StagedPart, stage, upload
 from logitstore.store import Store
 from logitstore.verification import verify
 

@@ -16,9 +16,10 @@ from logitstore.errors import DamageError, FreedError
 from logitstore.index_pages import IndexPage, page_ends, schemas_of, write_page
 from logitstore.manifest import Column, Manifest
 from logitstore.part_index import join_schema, split_schema
-from logitstore.parts import ArrayToStore, Part, StagedPart, stage, upload
+from logitstore.parts import Part
 from logitstore.plan import Plan, PlanBlock, PlanSettings
 from logitstore.sparse import SparseRows
+from logitstore.staging import ArrayToStore, StagedPart, stage, upload
 from logitstore.storage import open_storage
 from logitstore.store import Store
 

@@ -11,11 +11,12 @@ import zarr
 from hypothesis import given, settings
 from sparse_strategies import assert_equal_rows, random_rows, rows_of, sparse_rows
 
-from logitstore import parts as parts_module
+from logitstore import staging
 from logitstore.digests import digest_bytes
 from logitstore.errors import DamageError, StoreError
-from logitstore.parts import ArrayToStore, Part, StagedPart, content_digest, stage, upload
+from logitstore.parts import Part
 from logitstore.sparse import FILL
+from logitstore.staging import ArrayToStore, StagedPart, content_digest, stage, upload
 from logitstore.storage import RemoteStorage, open_storage
 
 ROWS = random_rows(300)
@@ -122,7 +123,7 @@ def test_part_has_at_most_two_data_objects_an_array_each_one_shard(staged):
 def test_content_does_not_depend_on_encoding(staged, monkeypatch, setting):
     portable = setting.pop("portable", False)
     for name, value in setting.items():
-        monkeypatch.setattr(parts_module, name, value)
+        monkeypatch.setattr(staging, name, value)
     other = stage("signal", ARRAYS, {"signal": "sparse"}, portable=portable)
     assert other.objects != staged.objects
     assert other.digest != staged.digest

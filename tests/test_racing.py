@@ -14,8 +14,8 @@ import pytest
 from buckets import faulty_s3, new_url
 
 from logitstore.digests import digest_bytes
-from logitstore.parts import ArrayToStore, stage
 from logitstore.recipes import Answer
+from logitstore.staging import ArrayToStore, stage
 from logitstore.storage import LocalStorage, open_storage
 from logitstore.store import Store
 

@@ -16,8 +16,8 @@ from logitstore import dense_arrays, reading
 from logitstore.dense_arrays import decode_dense
 from logitstore.digests import digest_bytes
 from logitstore.errors import DamageError
-from logitstore.parts import ArrayToStore, stage
 from logitstore.reading import read_object
+from logitstore.staging import ArrayToStore, stage
 from logitstore.storage import open_storage
 
 DATA = bytes(np.random.default_rng(0).integers(0, 256, 1000, np.uint8))

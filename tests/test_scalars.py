@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from logitstore.parts import Part, upload
+from logitstore.parts import Part
 from logitstore.producer.scalars import scalars_of, start_masks
 from logitstore.signals import (
     START_CLASSES,
@@ -15,6 +15,7 @@ from logitstore.signals import (
     scalar_columns,
     stage_scalars,
 )
+from logitstore.staging import upload
 from logitstore.storage import open_storage
 
 _BYTES: list[bytes | None] = [

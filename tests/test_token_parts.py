@@ -8,7 +8,7 @@ import numpy as np
 from builders import build_bytelevel_tokenizer
 
 from logitstore.documents import Document, Segment
-from logitstore.parts import upload
+from logitstore.staging import upload
 from logitstore.storage import open_storage
 from logitstore.store import Store
 from logitstore.token_parts import read_tokens, stage_tokens, tokens_template

@@ -15,11 +15,12 @@ from logitstore import versions
 from logitstore.errors import StoreError
 from logitstore.inspection import describe_dataset, describe_store, view_document
 from logitstore.manifest import Manifest
-from logitstore.parts import ArrayToStore, Part, stage, upload
+from logitstore.parts import Part
 from logitstore.plan import HELD_OUT
 from logitstore.recipes import Answer
 from logitstore.records import open_record, seal_record
 from logitstore.signals import read_scalars, read_sparse
+from logitstore.staging import ArrayToStore, stage, upload
 from logitstore.storage import LocalStorage
 from logitstore.store import Store
 from logitstore.verification import verify
