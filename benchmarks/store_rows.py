@@ -32,7 +32,7 @@ from logitstore.sparse import offsets_of
 K = 128
 MEAN_ENTRIES = 12.0
 _CHUNK_LOGITS, _DOCUMENTS_EACH = 1 << 21, 8
-_CALIBRATION_ROWS = 1024
+_CALIBRATION_ROWS = 4096
 
 
 @dataclass(frozen=True)
@@ -230,7 +230,9 @@ def _log_rest(probs_RV: Tensor, top_RK: Tensor) -> Tensor:
 
 def _calibrate(model: torch.nn.Module, documents: list[np.ndarray]) -> float:
     """The theta, two figures, at which rows have ``MEAN_ENTRIES`` entries on average."""
-    sample = documents[:: max(1, sum(map(len, documents)) // _CALIBRATION_ROWS)]
+    # Not every n-th of them: held-out ones take turns with others.
+    shuffled = np.random.default_rng(1).permutation(len(documents))
+    sample = _prefix([documents[number] for number in shuffled], _CALIBRATION_ROWS)
     likely, below, forced = [], 0.0, []
     for logits_RV, tokens_R, _ in _scored(model, sample):
         probs_RV = torch.softmax(logits_RV, -1)
