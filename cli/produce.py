@@ -32,6 +32,9 @@ teacher_run_options = option_group(
     ),
     click.option("--logprob-step", type=float, default=0.1, show_default=True, help="Rounding of log-probs, in nats."),
     click.option(
+        "--tail-step", type=float, help="Let that grow to this many nats for unlikely tokens: smaller stores."
+    ),
+    click.option(
         "--sampled-logprobs/--no-sampled-logprobs",
         default=False,
         show_default=True,

@@ -52,12 +52,14 @@ class SparseSignal:
         rest: float32 [T, S], nats, log of the sum of p^(1/T) over all tokens outside the row; one column a temperature.
         temperatures: S temperatures, in the order of the columns.
         draw_weight: weight of one draw of a sampled entry: theta of ``threshold``, 1 / N of ``sample``; else None.
+        tail_step_nats: to what log-probs of unlikely tokens were rounded, see ``coarse_quanta``; None: like all others.
     """
 
     rows: SparseRows
     rest: np.ndarray
     temperatures: tuple[float, ...]
     draw_weight: float | None
+    tail_step_nats: float | None = None
 
 
 def scalar_columns(temperatures: tuple[float, ...], *, log_z: bool = False) -> list[str]:
@@ -116,7 +118,8 @@ def stage_sparse(signal: SparseSignal, *, portable: bool = False) -> StagedPart:
         "entry": entry,
         "unit": "nat",
         "step_nats": decimal(step_nats),
-        "error_nats": step_nats / 2,
+        "tail_step_nats": None if signal.tail_step_nats is None else decimal(signal.tail_step_nats),
+        "error_nats": step_nats / 2 if signal.tail_step_nats is None else (step_nats + signal.tail_step_nats) / 2,
         "draw_weight": None if signal.draw_weight is None else decimal(signal.draw_weight),
     }
     rest_attributes = {
@@ -140,12 +143,14 @@ def read_sparse(part: Part) -> SparseSignal:
     Raises:
         DamageError: see ``Part.array``.
     """
-    weight = part.attributes("sparse")["draw_weight"]
+    attributes = part.attributes("sparse")
+    weight, tail = attributes["draw_weight"], attributes.get("tail_step_nats")
     return SparseSignal(
         part.sparse(),
         part.array("rest"),
         tuple(part.attributes("rest")["temperatures"]),
         None if weight is None else float(weight),
+        None if tail is None else float(tail),
     )
 
 

@@ -134,6 +134,19 @@ def quantise(logprobs: np.ndarray, step_nats: float = DEFAULT_STEP_NATS) -> np.n
     return np.clip(np.rint(logprobs * (-1 / step_nats)), 0, MAX_QUANTA).astype(np.uint16)
 
 
+def coarse_quanta(step_nats: float, tail_step_nats: float) -> np.ndarray:
+    """uint16 [65535]: what each quantum is rounded to where unlikely tokens are told apart less well.
+
+    KL feels an error of log p by p * error^2, so the cheapest rounding has steps in proportion to 1 / sqrt(p). Here
+    they double with every factor of 4 below p = 1/64, up to ``tail_step_nats``, and stay multiples of ``step_nats``.
+    """
+    quanta = np.arange(MAX_QUANTA + 1)
+    octaves = np.floor(quanta * step_nats / np.log(4.0)) - 2
+    most = max(0, int(np.floor(np.log2(tail_step_nats / step_nats) + 1e-6)))
+    multiple = 2 ** np.clip(octaves, 0, most).astype(np.int64)
+    return np.minimum(np.rint(quanta / multiple).astype(np.int64) * multiple, MAX_QUANTA).astype(np.uint16)
+
+
 def dequantise(quanta: np.ndarray, step_nats: float = DEFAULT_STEP_NATS) -> np.ndarray:
     """float32 log-probs in nats of uint16 quanta (any shape); NaN where not stored."""
     logprobs = quanta.astype(np.float32) * np.float32(-step_nats)

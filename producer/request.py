@@ -18,6 +18,7 @@ from logitstore.signals import SIGNALS
 from logitstore.sparse import DEFAULT_STEP_NATS
 from logitstore.tokenizer import Tokenizer
 
+_MAX_TAIL_STEP_NATS = 4.0
 _MIN_STEP_NATS = 0.01
 """Log-probs are stored down to -65,534 steps: at this one to -655 nats."""
 
@@ -34,6 +35,8 @@ class ProduceConfig:
     """Temperatures that a student may be trained at from entries of which none is sampled."""
     logprob_step: float = DEFAULT_STEP_NATS
     """Step, in nats, to which the entries' log-probs are rounded."""
+    tail_step: float | None = None
+    """Steps of log-probs double with every factor of 4 below p = 1/64, up to this, in nats; they do not by default."""
     sampled_logprobs: bool = False
     """Whether sampled entries keep their log-prob; at temperature 1 their weight is known without it."""
     portable: bool = False
@@ -71,6 +74,11 @@ class ProduceConfig:
             raise ConfigError(f"--seed {self.seed}: expected a whole number from 0 to 2^64 - 1")
         if not _MIN_STEP_NATS <= self.logprob_step <= 1:
             raise ConfigError(f"--logprob-step {self.logprob_step:g}: expected nats, {_MIN_STEP_NATS:g} to 1")
+        if self.tail_step is not None and not self.logprob_step <= self.tail_step <= _MAX_TAIL_STEP_NATS:
+            raise ConfigError(
+                f"--tail-step {self.tail_step:g}: expected nats, {self.logprob_step:g} (--logprob-step) to "
+                f"{_MAX_TAIL_STEP_NATS:g}"
+            )
         if self.samples and len(self.temperatures) > 1:  # a selection that cannot be is refused here as well
             raise ConfigError(
                 "--temperatures other than 1 need --select topk:K, or another that samples nothing: draws made at "

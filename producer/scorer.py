@@ -115,6 +115,7 @@ class Scorer:
             policy=self._policy,
             temperatures=config.temperatures,
             step_nats=config.logprob_step,
+            tail_step_nats=config.tail_step,
             sampled_logprobs=config.sampled_logprobs,
             log_z=config.log_z,
             starts=start_masks(tokenizer.token_bytes, tokenizer.special_ids, self.teacher.vocabulary_size),
@@ -127,6 +128,8 @@ class Scorer:
             return template | {"step_nats": decimal(SCALAR_STEP_NATS), "log_z": self._config.log_z}
         assert self._policy is not None, "a sparse signal has a selection"
         template |= {"step_nats": decimal(self._config.logprob_step), "selection": self._policy.to_json()}
+        if self._config.tail_step is not None:
+            template["tail_step_nats"] = decimal(self._config.tail_step)
         # Where nothing is sampled, the option changes nothing.
         if self._policy.draw_weight is not None:
             template["sampled_logprobs"] = self._config.sampled_logprobs

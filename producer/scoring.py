@@ -20,7 +20,7 @@ from logitstore.producer.policy import Entries, Policy, Rows
 from logitstore.producer.scalars import scalars_of, scaled_logprobs
 from logitstore.producer.teacher import Teacher
 from logitstore.signals import START_CLASSES, SparseSignal, scalar_columns
-from logitstore.sparse import DEFAULT_STEP_NATS, MAX_QUANTA, NOT_STORED, SparseRows, offsets_of
+from logitstore.sparse import DEFAULT_STEP_NATS, MAX_QUANTA, NOT_STORED, SparseRows, coarse_quanta, offsets_of
 from logitstore.token_parts import TokenBlock
 
 _CHUNK_LOGITS = {"cpu": 1 << 20, "cuda": 1 << 26}
@@ -42,6 +42,7 @@ class Measures:
         policy: which entries to keep; None for scalars only.
         temperatures: for which log Z and the mass outside the row are kept; 1.0 first.
         step_nats: of the entries' log-probs.
+        tail_step_nats: of those of unlikely tokens, see ``coarse_quanta``; the same if None.
         sampled_logprobs: whether those of sampled entries are kept.
         log_z: whether the raw log Z is a scalar.
         starts: float32 [V, C] as ``scalars.start_masks`` makes it; None if nothing is known of the tokens.
@@ -50,6 +51,7 @@ class Measures:
     policy: Policy | None
     temperatures: tuple[float, ...] = (1.0,)
     step_nats: float = DEFAULT_STEP_NATS
+    tail_step_nats: float | None = None
     sampled_logprobs: bool = False
     log_z: bool = False
     starts: np.ndarray | None = field(default=None, repr=False)
@@ -133,7 +135,8 @@ def score_block(
     if policy is None:
         return ScoredBlock(scalars, scored, None)
     entries = _assemble(tokens, found, measures.step_nats)
-    return ScoredBlock(scalars, scored, SparseSignal(entries, rest, measures.temperatures, policy.draw_weight))
+    sparse = SparseSignal(entries, rest, measures.temperatures, policy.draw_weight, measures.tail_step_nats)
+    return ScoredBlock(scalars, scored, sparse)
 
 
 def _score_rows(
@@ -164,6 +167,9 @@ def _score_rows(
     chosen = measures.policy.select(Rows(logits_RV, probs_RV, argmax_R, realised_R, words_R, given_RK))
     logprob_E = logits_RV[chosen.row_E, chosen.id_E].float() - log_z_R[chosen.row_E]
     quanta_E = (logprob_E * (-1 / measures.step_nats)).round().clamp(0, MAX_QUANTA).to(torch.int64)
+    if measures.tail_step_nats is not None:
+        coarse = coarse_quanta(measures.step_nats, measures.tail_step_nats).astype(np.int64)
+        quanta_E = torch.from_numpy(coarse).to(quanta_E.device)[quanta_E]
     if not measures.sampled_logprobs:
         quanta_E.masked_fill_(chosen.draws_E > 0, NOT_STORED)
     entries = _in_stored_order(chosen, quanta_E, realised_R, logits_RV.shape[-1])

@@ -24,7 +24,7 @@ from logitstore.inspection import describe_dataset, view_document
 from logitstore.manifest import Column
 from logitstore.producer.request import ProduceConfig
 from logitstore.signals import SparseSignal, read_scalars, read_sparse
-from logitstore.sparse import NOT_STORED
+from logitstore.sparse import NOT_STORED, coarse_quanta
 from logitstore.store import Store
 from logitstore.text_parts import read_documents_of
 from logitstore.token_parts import TokenBlock, read_tokens
@@ -274,3 +274,19 @@ def test_trainer_takes_draws_for_weights(world: _World, tmp_path: Path, capsys: 
     drawn = (rows.ids_NK >= 0) & ((ninths - ninths.round()).abs() < 1e-5) & (ninths.round() > 0)
     assert drawn.any(-1).float().mean() > 0.5
     assert weights.sum(-1).mean() == pytest.approx(1.0, abs=0.1)
+
+
+def test_tail_step_rounds_unlikely_tokens_and_no_others(
+    world: _World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plain = _produce(world, tmp_path / "plain", capsys, "--select", "topk:40")
+    coarse = _produce(world, tmp_path / "coarse", capsys, "--select", "topk:40", "--tail-step", "0.8")
+    assert coarse.sparse.template["tail_step_nats"] == "0.8"
+    assert "tail_step_nats" not in plain.sparse.template
+    assert coarse.signal.tail_step_nats == 0.8
+    expected = coarse_quanta(0.1, 0.8)
+    for row in np.flatnonzero(plain.signal.rows.scored):
+        fine, found = (block.signal.rows.slice_rows(row, row + 1) for block in (plain, coarse))
+        wanted = dict(zip(fine.ids.tolist(), expected[fine.quanta].tolist(), strict=True))
+        assert dict(zip(found.ids.tolist(), found.quanta.tolist(), strict=True)) == wanted
+    assert len(np.unique(coarse.signal.rows.quanta)) < len(np.unique(plain.signal.rows.quanta))
