@@ -25,7 +25,7 @@ _CRC32C = {"name": "crc32c"}
 _DTYPES = {"bool", "uint8", "int32", "int64", "uint64", "float32"}
 
 
-def decode_dense(metadata: Mapping[str, Any], objects: Mapping[str, bytes]) -> np.ndarray:
+def decode_dense(metadata: Mapping[str, Any], objects: Mapping[str, bytes | memoryview]) -> np.ndarray:
     """All values of an array; columns lie one after the other, as they are stored.
 
     Args:
@@ -46,7 +46,7 @@ def decode_dense(metadata: Mapping[str, Any], objects: Mapping[str, bytes]) -> n
 
 
 def _decode_quantised(
-    metadata: Mapping[str, Any], codec: Mapping[str, Any], objects: Mapping[str, bytes]
+    metadata: Mapping[str, Any], codec: Mapping[str, Any], objects: Mapping[str, bytes | memoryview]
 ) -> np.ndarray:
     from logitstore.codecs import quantised
 
@@ -135,7 +135,7 @@ def _is_little_endian(codec: Mapping[str, Any]) -> bool:
     return codec["name"] == "bytes" and codec.get("configuration", {}).get("endian", "little") == "little"
 
 
-def _decode_by_zarr(metadata: Mapping[str, Any], objects: Mapping[str, bytes]) -> np.ndarray:
+def _decode_by_zarr(metadata: Mapping[str, Any], objects: Mapping[str, bytes | memoryview]) -> np.ndarray:
     named = {"zarr.json": json.dumps(metadata).encode(), **objects}
     store = MemoryStore({f"array/{key}": cpu.Buffer.from_bytes(data) for key, data in named.items()})
     try:

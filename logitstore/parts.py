@@ -28,7 +28,7 @@ from logitstore.dense_arrays import decode_dense
 from logitstore.digests import digest_bytes
 from logitstore.errors import DamageError, StorageError, StoreError
 from logitstore.part_index import IndexedArray, PartIndex, index_of_seal
-from logitstore.reading import read_object
+from logitstore.reading import check_end, read_object
 from logitstore.sparse import DEFAULT_STEP_NATS, SparseRows
 from logitstore.staging import content_digest
 from logitstore.storage import Storage
@@ -115,11 +115,12 @@ class Part:
         for name, described in objects:
             try:
                 self._check_object(name, self._object(name, described["bytes"], described["digest"]))
+                check_end(self._storage, f"{self.path}/{name}", described["bytes"])
             except (DamageError, StorageError) as error:
                 faults.append(str(error))
         return faults or self._content_faults()
 
-    def _check_object(self, name: str, data: bytes) -> None:
+    def _check_object(self, name: str, data: memoryview) -> None:
         """What plain zarr reads of an array must be what the seal says of it."""
         array, _, key = name.partition("/")
         if key == "zarr.json" and not _is_json_of(data, self.index[array].metadata if array in self.index else None):
@@ -141,11 +142,11 @@ class Part:
             raise StoreError(f"{self._where('')}: has no array {array!r}; it has {', '.join(self.array_names())}")
         return self.index[array]
 
-    def _objects_of(self, array: str) -> dict[str, bytes]:
+    def _objects_of(self, array: str) -> dict[str, memoryview]:
         listed = self._indexed(array).objects
         return {o.key: self._object(f"{array}/{o.key}", o.num_bytes, o.digest) for o in listed}
 
-    def _object(self, name: str, num_bytes: int, digest: str) -> bytes:
+    def _object(self, name: str, num_bytes: int, digest: str) -> memoryview:
         return read_object(self._storage, f"{self.path}/{name}", num_bytes, digest)
 
     def _read(self, name: str) -> bytes:
@@ -158,14 +159,14 @@ class Part:
         return self._storage.child_url(f"{self.path}/{name}".rstrip("/"))
 
 
-def _is_json_of(data: bytes, expected: Any) -> bool:
+def _is_json_of(data: memoryview, expected: Any) -> bool:
     try:
-        return json.loads(data) == expected
+        return json.loads(bytes(data)) == expected
     except ValueError:
         return False
 
 
-def _decode_rows(metadata: Mapping[str, Any], objects: Mapping[str, bytes]) -> SparseRows:
+def _decode_rows(metadata: Mapping[str, Any], objects: Mapping[str, memoryview]) -> SparseRows:
     (num_rows, width) = metadata["shape"]
     if num_rows == 0:
         return SparseRows.from_rectangle(np.empty((0, width), np.uint64))

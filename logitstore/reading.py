@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterator
 
+import numpy as np
 from blake3 import blake3
 
 from logitstore.errors import DamageError
@@ -15,8 +16,8 @@ RANGE_BYTES = 8 << 20
 _RANGES_AT_ONCE = 4
 
 
-def read_object(storage: Storage, name: str, num_bytes: int, digest: str) -> bytes:
-    """All bytes of an object.
+def read_object(storage: Storage, name: str, num_bytes: int, digest: str) -> memoryview:
+    """The bytes of an object.
 
     Args:
         storage: where it lies.
@@ -25,24 +26,43 @@ def read_object(storage: Storage, name: str, num_bytes: int, digest: str) -> byt
         digest: hex BLAKE3 of its bytes.
 
     Raises:
-        DamageError: it is missing, or is not the one of that size and digest.
+        DamageError: it is missing, or is not the one of that size and digest. What follows those bytes in an object of
+            several ranges is not looked for; ``check_end`` does.
     """
     where = storage.child_url(name)
     hasher = blake3(max_threads=1)
-    parts = []
     try:
-        for part in _read_parts(storage, name, num_bytes):
-            hasher.update(part)
-            parts.append(part)
+        if num_bytes <= RANGE_BYTES:
+            data = memoryview(storage.read_whole(name, num_bytes))
+            hasher.update(data)
+        else:
+            data = np.empty(num_bytes, np.uint8).data  # on Linux in huge pages, which are quick to get
+            begin = 0
+            for part in _read_parts(storage, name, num_bytes):
+                data[begin : begin + len(part)] = part
+                hasher.update(part)
+                begin += len(part)
     except FileNotFoundError as error:
         raise DamageError(f"{where}: missing; run `logitstore verify`") from error
     if hasher.hexdigest() != digest:
         raise DamageError(f"{where}: damaged: its digest is not the sealed one; run `logitstore verify`")
-    return bytes(parts[0]) if len(parts) == 1 else b"".join(parts)
+    return data
 
 
-def _read_parts(storage: Storage, name: str, num_bytes: int) -> Iterable[bytes | memoryview]:
+def check_end(storage: Storage, name: str, num_bytes: int) -> None:
+    """See that nothing follows what ``read_object`` reads: zarr looks for a shard's index at the end of the object.
+
+    Raises:
+        DamageError: the object is missing, or of another size.
+    """
     if num_bytes <= RANGE_BYTES:
-        return [storage.read(name)]
+        return  # read in one piece, which would have been too long
+    entry = storage.entry(name)
+    if entry is None or entry.num_bytes != num_bytes:
+        found = "missing" if entry is None else f"damaged: {num_bytes} bytes were sealed, {entry.num_bytes} found"
+        raise DamageError(f"{storage.child_url(name)}: {found}; run `logitstore verify`")
+
+
+def _read_parts(storage: Storage, name: str, num_bytes: int) -> Iterator[bytes | memoryview]:
     ranges = [(begin, min(begin + RANGE_BYTES, num_bytes)) for begin in range(0, num_bytes, RANGE_BYTES)]
-    return map_threads(lambda ends: storage.read_range(name, *ends), ranges, _RANGES_AT_ONCE)
+    return map_threads(lambda ends: storage.read_range(name, *ends), ranges, _RANGES_AT_ONCE, ahead=_RANGES_AT_ONCE)

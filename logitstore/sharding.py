@@ -38,7 +38,12 @@ def with_crc(data: bytes) -> bytes:
     return data + _CRC.pack(crc32c(data))
 
 
-def without_crc(data: memoryview, what: str) -> bytes:
+def crc32c_of(data: memoryview) -> int:
+    """The checksum of a buffer where it lies: the library takes no memoryview, but arrays, and copies neither."""
+    return crc32c(np.asarray(data))
+
+
+def without_crc(data: memoryview, what: str) -> memoryview:
     """``data`` less the checksum at its end.
 
     Raises:
@@ -46,14 +51,14 @@ def without_crc(data: memoryview, what: str) -> bytes:
     """
     if len(data) < _CRC.size:
         raise DamageError(f"{what}: too short for a checksum")
-    body = bytes(data[: -_CRC.size])
+    body = data[: -_CRC.size]
     (stored,) = _CRC.unpack(data[-_CRC.size :])
-    if stored != (computed := crc32c(body)):
+    if stored != (computed := crc32c_of(body)):
         raise DamageError(f"{what}: CRC32C {stored:08x} is stored, {computed:08x} computed")
     return body
 
 
-def zstd_content_size(frame: bytes) -> int | None:
+def zstd_content_size(frame: bytes | memoryview) -> int | None:
     """Decoded bytes that the header of a zstd frame declares (RFC 8878, 3.1.1.1), or None."""
     if len(frame) < 5 or frame[:4] != b"\x28\xb5\x2f\xfd":
         return None

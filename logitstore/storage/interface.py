@@ -73,6 +73,21 @@ class Storage(ABC):
     def child_url(self, name: str) -> str:
         """The URL of an object or folder, as ``zarr.open_group`` takes it."""
 
+    def read_whole(self, name: str, num_bytes: int) -> bytes | memoryview:
+        """All bytes of an object that is to have ``num_bytes``, perhaps in a buffer of a client's own.
+
+        Raises:
+            FileNotFoundError: there is no such object.
+            DamageError: it is longer or shorter.
+        """
+        data = self.read(name)
+        if len(data) != num_bytes:
+            raise DamageError(
+                f"{self.child_url(name)}: damaged: {num_bytes} bytes were sealed, {len(data)} found; run `logitstore "
+                "verify`"
+            )
+        return data
+
     def exists(self, name: str) -> bool:
         """Whether there is an object of that name. A folder is no object."""
         return self.entry(name) is not None

@@ -1,4 +1,4 @@
-"""Ranges of S3 objects by obstore: a third to half less CPU time than s3fs takes, its buffers handed on without a copy.
+"""S3 objects by obstore: a third to half less CPU time than s3fs takes, its buffers handed on without a copy.
 
 It is tried once and only for reading. Whatever it cannot do, s3fs does after it, with all its retries and messages; so
 nothing depends on it but speed.
@@ -15,14 +15,15 @@ from typing import Any
 import fsspec
 from fsspec.asyn import sync
 
-RangeReader = Callable[[str, int, int], memoryview]
+FastReader = Callable[[str, int, int | None], memoryview]
+"""Of (path, begin, end): the bytes between, or with None for the end all that there are."""
 
 _KNOWN_CLIENT_OPTIONS = {"endpoint_url", "region_name"}
 _CREDENTIALS_SECONDS = 300.0
 
 
-def open_range_reader(fs: fsspec.AbstractFileSystem, root: str, timeout_seconds: float) -> RangeReader | None:
-    """A function of (path on ``fs``, begin, end), or None where obstore is missing or would not do as ``fs`` does.
+def open_fast_reader(fs: fsspec.AbstractFileSystem, root: str, timeout_seconds: float) -> FastReader | None:
+    """A reader of paths on ``fs``, or None where obstore is missing or would not do as ``fs`` does.
 
     Args:
         fs: where credentials and endpoint are taken from.
@@ -48,7 +49,14 @@ def open_range_reader(fs: fsspec.AbstractFileSystem, root: str, timeout_seconds:
         },
         retry_config={"max_retries": 0},
     )
-    return lambda path, begin, end: memoryview(obstore.get_range(store, path[len(bucket) + 1 :], start=begin, end=end))
+
+    def read(path: str, begin: int, end: int | None) -> memoryview:
+        key = path[len(bucket) + 1 :]
+        if end is None:
+            return memoryview(obstore.get(store, key).bytes())[begin:]
+        return memoryview(obstore.get_range(store, key, start=begin, end=end))
+
+    return read
 
 
 def _is_plain(fs: Any) -> bool:
