@@ -15,7 +15,7 @@ from zarr.storage import MemoryStore
 
 from logitstore.digests import digest_arrays, digest_bytes
 from logitstore.sparse import FILL, SparseRows
-from logitstore.storage import Storage
+from logitstore.storage import Storage, map_threads
 
 FORMAT = 1
 KINDS = ("text", "tokens", "signal", "alignment")
@@ -105,9 +105,10 @@ def stage(
 
 def upload(storage: Storage, part: StagedPart) -> None:
     """Put a staged part: the seal first, so that objects are never without it. Nothing refers to the part yet."""
-    storage.write(f"parts/{part.digest}/seal.json", part.seal)
-    for name, data in part.objects.items():
-        storage.write(f"parts/{part.digest}/{name}", data)
+    folder = f"parts/{part.digest}"
+    storage.write(f"{folder}/seal.json", part.seal)
+    for _ in map_threads(lambda item: storage.write(f"{folder}/{item[0]}", item[1]), part.objects.items()):
+        pass  # an error is raised here
 
 
 def content_digest(arrays: Mapping[str, np.ndarray | SparseRows]) -> str:
