@@ -22,15 +22,18 @@ from logitstore.errors import DamageError
 
 NUM_CLASSES = 16
 _HEADER = struct.Struct("<3I")
-_LISTING_BITS = 6.0
-"""About what an item of a list costs: its place among all ids, given those of its group."""
+_LISTING_BITS = 12.0
+"""What an item has to save to be listed: more than it costs, since tables are the better for lists of what is likely."""
 _MAX_LIST = 1 << 14
 _MAX_ID = (1 << 31) - 1
 _SPARE_ENTRIES = 1 << 24
 """More entries than this are not needed to learn lists; every n-th will do."""
 _LARGE_ID = 1 << 22
 
-_GROUP_BEGINS = np.array([smallest_of(symbol) for symbol in range(ALPHABET)] + [1 << 31], np.int64)
+_SYMBOLS = np.array([smallest_of(symbol) for symbol in range(ALPHABET)], np.int64)
+_ORDER_GROUPS = np.array([0, *(1 << octave for octave in range(33))], np.int64)
+_LIST_GROUPS = np.array([0, *(4**power for power in range(1, 18))], np.int64)
+"""Where groups of places begin. The wider they are, the less is said of what is more frequent, and paid for it."""
 
 
 @dataclass(frozen=True)
@@ -89,20 +92,20 @@ def learn(order: np.ndarray, places_E: np.ndarray, previous_E: np.ndarray) -> Ca
     previous_L, length_L = np.unique(previous_P, return_counts=True)
     list_of = np.full(num_ids, -1, np.int32)
     list_of[previous_L] = np.arange(len(previous_L))
-    in_groups = np.lexsort((place_P, _groups(rank_P), previous_P))
+    in_groups = np.lexsort((place_P, _groups(rank_P, _LIST_GROUPS), previous_P))
     classes = _classify(np.repeat(np.arange(len(previous_L)), length_L), rank_P, num_P, total_U[previous_L])
     return Candidates(order, list_of, _begins(length_L), place_P[in_groups].astype(np.int32), classes)
 
 
 def _group_sorted(values: np.ndarray) -> np.ndarray:
     """int32: the values of each group of places in ascending order."""
-    return values[np.lexsort((values, _groups(np.arange(len(values)))))].astype(np.int32)
+    return values[np.lexsort((values, _groups(np.arange(len(values)), _ORDER_GROUPS)))].astype(np.int32)
 
 
 def _classify(list_P: np.ndarray, rank_P: np.ndarray, num_P: np.ndarray, total_L: np.ndarray) -> np.ndarray:
     """int32 [L]: lists whose places have like frequencies are of one class; a few rounds of k-means in bits."""
     histogram_LS = np.zeros((len(total_L), ALPHABET))
-    np.add.at(histogram_LS, (list_P, _groups(rank_P + 1)), num_P)
+    np.add.at(histogram_LS, (list_P, _groups(rank_P + 1, _SYMBOLS)), num_P)
     histogram_LS[:, 0] = total_L - histogram_LS.sum(axis=1)  # what is not in the list
     if not len(total_L):
         return np.empty(0, np.int32)
@@ -118,8 +121,8 @@ def _classify(list_P: np.ndarray, rank_P: np.ndarray, num_P: np.ndarray, total_L
 
 def pack_order(order: np.ndarray) -> bytes:
     """Ids int32 [U] by place, of which each group ascends, as bytes."""
-    places = np.arange(len(order))
-    return encode_numbers(_gaps(order, places), _gap_contexts(places), _NUM_CONTEXTS)
+    one = _begins(np.array([len(order)]))
+    return encode_numbers(_gaps(order, one, _ORDER_GROUPS), _gap_contexts(one, _ORDER_GROUPS), _NUM_CONTEXTS)
 
 
 def unpack_order(data: memoryview, num_ids: int, what: str) -> tuple[np.ndarray, int]:
@@ -128,8 +131,8 @@ def unpack_order(data: memoryview, num_ids: int, what: str) -> tuple[np.ndarray,
     Raises:
         DamageError: ``data`` does not begin with that many ids.
     """
-    places, reader = np.arange(num_ids), NumberReader(data, what)
-    order = _undo_gaps(reader.read(_gap_contexts(places)), places)
+    one, reader = _begins(np.array([num_ids])), NumberReader(data, what)
+    order = _undo_gaps(reader.read(_gap_contexts(one, _ORDER_GROUPS)), one, _ORDER_GROUPS)
     reader.finish()
     if order.max(initial=0) > _MAX_ID:
         raise DamageError(f"{what}: ids are below 2^31, found {order.max()}")
@@ -141,12 +144,12 @@ def pack(candidates: Candidates) -> bytes:
     previous_L = np.flatnonzero(candidates.list_of >= 0)
     lengths_L = np.diff(candidates.begins)
     header = _HEADER.pack(len(candidates.order), len(previous_L), len(candidates.items))
-    items = _gaps(candidates.items, _ranks(candidates.begins))
+    items = _gaps(candidates.items, candidates.begins, _LIST_GROUPS)
     sequences = [
         (np.diff(previous_L, prepend=-1) - 1, np.zeros(len(previous_L), np.int32)),
         (lengths_L - 1, np.ones(len(previous_L), np.int32)),
         (candidates.classes.astype(np.int64), np.full(len(previous_L), 2, np.int32)),
-        (items, _gap_contexts(_ranks(candidates.begins))),
+        (items, _gap_contexts(candidates.begins, _LIST_GROUPS)),
     ]
     return (
         header
@@ -187,7 +190,7 @@ def unpack(data: memoryview, max_ids: int) -> tuple[Candidates, int]:
     if lengths_L.sum() != num_items:
         raise DamageError(f"sparse rows: lists of {lengths_L.sum()} items, {num_items} are declared")
     begins = _begins(lengths_L)
-    items = _undo_gaps(read(_gap_contexts(_ranks(begins))), _ranks(begins))
+    items = _undo_gaps(read(_gap_contexts(begins, _LIST_GROUPS)), begins, _LIST_GROUPS)
     if max(items.max(initial=-1), previous_L.max(initial=-1)) >= num_ids or classes.max(initial=0) >= NUM_CLASSES:
         raise DamageError("sparse rows: a list names an id or a class that there is not")
     list_of = np.full(num_ids, -1, np.int32)
@@ -195,7 +198,7 @@ def unpack(data: memoryview, max_ids: int) -> tuple[Candidates, int]:
     return Candidates(order, list_of, begins, items.astype(np.int32), classes.astype(np.int32)), position
 
 
-_NUM_CONTEXTS = 2 * ALPHABET
+_NUM_CONTEXTS = 16 * 16
 
 
 def _begins(lengths_L: np.ndarray) -> np.ndarray:
@@ -207,26 +210,30 @@ def _ranks(begins: np.ndarray) -> np.ndarray:
     return np.arange(begins[-1]) - np.repeat(begins[:-1], np.diff(begins))
 
 
-def _groups(ranks: np.ndarray) -> np.ndarray:
-    return np.searchsorted(_GROUP_BEGINS, ranks, side="right") - 1
+def _groups(ranks: np.ndarray, groups: np.ndarray) -> np.ndarray:
+    return np.searchsorted(groups, ranks, side="right") - 1
 
 
-def _gap_contexts(ranks: np.ndarray) -> np.ndarray:
-    """int32: by group, and whether a value is the first of its group, which is stored whole."""
-    groups = _groups(ranks)
-    return (2 * groups + (ranks > _GROUP_BEGINS[groups])).astype(np.int32)
+def _gap_contexts(begins: np.ndarray, groups: np.ndarray) -> np.ndarray:
+    """int32 [I]: by group, and by how many items the list has in it."""
+    ranks, lengths = _ranks(begins), np.repeat(np.diff(begins), np.diff(begins))
+    group = _groups(ranks, groups)
+    size = np.minimum(lengths, groups[group + 1]) - groups[group]
+    octave = np.minimum(15, np.floor(np.log2(np.maximum(size, 1))).astype(np.int64))
+    return (16 * np.minimum(group, 15) + octave).astype(np.int32)
 
 
-def _gaps(values: np.ndarray, ranks: np.ndarray) -> np.ndarray:
-    """int64: differences less 1 from the left neighbour within a group."""
-    gaps = values.astype(np.int64)
-    inner = np.flatnonzero(ranks > _GROUP_BEGINS[_groups(ranks)])
+def _gaps(values: np.ndarray, begins: np.ndarray, groups: np.ndarray) -> np.ndarray:
+    """int64 [I]: differences less 1 from the left neighbour within a group, or from -1."""
+    ranks, gaps = _ranks(begins), values.astype(np.int64)
+    inner = np.flatnonzero(ranks > groups[_groups(ranks, groups)])
     gaps[inner] -= values[inner - 1].astype(np.int64) + 1
     return gaps
 
 
-def _undo_gaps(gaps: np.ndarray, ranks: np.ndarray) -> np.ndarray:
-    first = ranks == _GROUP_BEGINS[_groups(ranks)]
+def _undo_gaps(gaps: np.ndarray, begins: np.ndarray, groups: np.ndarray) -> np.ndarray:
+    ranks = _ranks(begins)
+    first = ranks == groups[_groups(ranks, groups)]
     sums = np.cumsum(gaps + ~first)
     starts = np.flatnonzero(first)
     before = np.repeat((sums - gaps)[starts], np.diff(np.append(starts, len(gaps))))
