@@ -118,12 +118,15 @@ def measure_all(teacher: TeacherRows, vocabulary: str) -> Iterator[Measured]:
         yield measure_rival(layout, first(128))
     for step in (0.05, 0.1, 0.25):
         yield measure_ours(top_k(teacher, 128, step), size, full_block_rows)
+    for step, tail in ((0.1, 1.6), (0.125, 2.0)):
+        yield measure_ours(top_k(teacher, 128, step, tail), size, full_block_rows)
     for layout in (MaxText(64), Megatron(64)):
         yield measure_rival(layout, first(64))
     yield measure_ours(top_k(teacher, 64, 0.1), size, full_block_rows)
     for layout in (distillkit_budget(size), distillkit_budget(size, best_fit=True)):
         yield measure_rival(layout, first(50))
     yield measure_ours(top_k(teacher, 50, 0.1), size, full_block_rows)
+    yield measure_ours(top_k(teacher, 50, 0.1, 1.6), size, full_block_rows)
     yield measure_rival(RandomSampling(), _draws(teacher), is_estimate=True)
     yield measure_ours(threshold(teacher, 0.1, sampled_logprobs=False), size, full_block_rows)
     yield measure_ours(threshold(teacher, 0.1, sampled_logprobs=True), size, full_block_rows)

@@ -13,7 +13,7 @@ from store_rows import TeacherRows
 
 from logitstore.parts import Part
 from logitstore.signals import SparseSignal, scalar_columns, stage_scalars, stage_sparse
-from logitstore.sparse import NOT_STORED, SparseRows, offsets_of, quantise
+from logitstore.sparse import NOT_STORED, SparseRows, coarse_quanta, offsets_of, quantise
 from logitstore.staging import StagedPart, upload
 from logitstore.storage import open_storage
 
@@ -35,12 +35,14 @@ class OurRows:
     truth: np.ndarray
     log_rest: np.ndarray
     draw_weight: float | None
+    tail_step_nats: float | None = None
 
     def stage(self) -> StagedPart:
-        return stage_sparse(SparseSignal(self.rows, self.log_rest[:, None], (1.0,), self.draw_weight))
+        signal = SparseSignal(self.rows, self.log_rest[:, None], (1.0,), self.draw_weight, self.tail_step_nats)
+        return stage_sparse(signal)
 
 
-def top_k(teacher: TeacherRows, k: int, step_nats: float) -> OurRows:
+def top_k(teacher: TeacherRows, k: int, step_nats: float, tail_step_nats: float | None = None) -> OurRows:
     """``topk:K``: the realised token, then the K likeliest without it."""
     ids_TK, logp_TK = teacher.topk_ids[:, :k], teacher.topk_logp[:, :k]
     others_TK = ids_TK != teacher.tokens[:, None]
@@ -52,8 +54,9 @@ def top_k(teacher: TeacherRows, k: int, step_nats: float) -> OurRows:
     # Its noise is that of a float32, and changes no size.
     mass_T -= np.where(outside_T, np.exp(teacher.realised_logp, dtype=np.float64), 0)
     return _in_order(
-        f"topk:{k}, step {step_nats:g}", row_E, ids_E, truth_E, np.zeros(len(row_E), np.uint16), step_nats,
-        np.log(np.maximum(mass_T, 1e-12)).astype(np.float32), None,
+        f"topk:{k}, step {step_nats:g}" + (f", tail {tail_step_nats:g}" if tail_step_nats else ""),
+        row_E, ids_E, truth_E, np.zeros(len(row_E), np.uint16), step_nats,
+        np.log(np.maximum(mass_T, 1e-12)).astype(np.float32), None, tail_step_nats,
     )  # fmt: skip
 
 
@@ -97,11 +100,14 @@ def _in_order(
     step_nats: float,
     log_rest: np.ndarray,
     draw_weight: float | None,
+    tail_step_nats: float | None = None,
     *,
     sampled_logprobs: bool = True,
 ) -> OurRows:
     """Entries by row, the first of each row before the others, these by (quanta, id)."""
     quanta_E = quantise(truth_E, step_nats)
+    if tail_step_nats is not None:
+        quanta_E = coarse_quanta(step_nats, tail_step_nats)[quanta_E]
     if not sampled_logprobs:
         quanta_E[draws_E > 0] = NOT_STORED
     first_E = np.zeros(len(row_E), bool)
@@ -109,4 +115,4 @@ def _in_order(
     order = np.lexsort((ids_E, quanta_E, ~first_E, row_E))
     offsets = offsets_of(np.bincount(row_E, minlength=len(log_rest)))
     rows = SparseRows(offsets, ids_E[order].astype(np.int32), quanta_E[order], draws_E[order], step_nats)
-    return OurRows(name, rows, truth_E[order], log_rest, draw_weight)
+    return OurRows(name, rows, truth_E[order], log_rest, draw_weight, tail_step_nats)

@@ -23,7 +23,7 @@ from logitstore.errors import DamageError
 NUM_CLASSES = 16
 _HEADER = struct.Struct("<3I")
 _LISTING_BITS = 12.0
-"""What an item has to save to be listed: more than it costs, since tables are the better for lists of what is likely."""
+"""What an item has to save to be listed: more than it costs, for tables are better over lists of what is likely."""
 _MAX_LIST = 1 << 14
 _MAX_ID = (1 << 31) - 1
 _SPARE_ENTRIES = 1 << 24
