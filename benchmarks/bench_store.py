@@ -46,16 +46,15 @@ def main() -> None:
         _, size = load_tokenizer(vocabulary)
         sections += [f"## V = {size:,}", describe(teacher, teacher_history(vocabulary, build)), table_of(lines)]
         sections += ["\n".join(goals_of(vocabulary, lines))]
-    read_path = [sys.executable, str(Path(__file__).with_name("bench_read.py")), *(["--quick"] * arguments.quick)]
-    sections += [
-        "## Read path",
-        subprocess.run(read_path, check=True, stdout=subprocess.PIPE, text=True).stdout.strip(),
-    ]
     began = (
         f"Written by `make bench-store` on {datetime.now(UTC):%Y-%m-%d}, {platform.machine()}, {os.cpu_count()} cores."
     )
     results = build / RESULTS.name if arguments.quick else RESULTS
-    results.write_text("\n\n".join(["# What a stored signal costs", began, NOTES, *sections]) + "\n")
+    written = "\n\n".join(["# What a stored signal costs", began, NOTES, *sections])
+    results.write_text(written + "\n")  # now, so that a failure to follow loses nothing
+    read_path = [sys.executable, str(Path(__file__).with_name("bench_read.py")), *(["--quick"] * arguments.quick)]
+    figures = subprocess.run(read_path, check=True, stdout=subprocess.PIPE, text=True).stdout.strip()
+    results.write_text(f"{written}\n\n## Read path\n\n{figures}\n")
     print(f"wrote {results}")
 
 
