@@ -16,8 +16,9 @@ from logitstore import dense_arrays, reading
 from logitstore.dense_arrays import decode_dense
 from logitstore.digests import digest_bytes
 from logitstore.errors import DamageError
-from logitstore.reading import read_object
-from logitstore.staging import ArrayToStore, stage
+from logitstore.parts import Part
+from logitstore.reading import check_end, read_object
+from logitstore.staging import ArrayToStore, stage, upload
 from logitstore.storage import open_storage
 
 DATA = bytes(np.random.default_rng(0).integers(0, 256, 1000, np.uint8))
@@ -55,6 +56,29 @@ def test_damage_is_named_however_it_is_read(storage, monkeypatch, damaged, range
         storage.write("x", damaged)
     with pytest.raises(DamageError, match="missing" if damaged is None else r"x.*(damaged|shorter)"):
         read_object(storage, "x", len(DATA), digest_bytes(DATA))
+
+
+@pytest.mark.parametrize(("range_bytes", "found_by"), [(1000, read_object), (300, check_end)])
+def test_longer_object_is_damage(storage, monkeypatch, range_bytes, found_by):
+    """Zarr would look for a shard's index at its end."""
+    monkeypatch.setattr(reading, "RANGE_BYTES", range_bytes)
+    digest = [digest_bytes(DATA)] if found_by is read_object else []
+    found_by(storage, "x", len(DATA), *digest)
+    storage.write("x", DATA + b"\0")
+    with pytest.raises(DamageError, match=r"x: damaged: 1000 bytes were sealed, 1001 found"):
+        found_by(storage, "x", len(DATA), *digest)
+
+
+def test_verifying_a_part_notices_what_follows_an_object_of_several_ranges(storage, monkeypatch):
+    staged = stage("text", {"bytes": ArrayToStore(np.frombuffer(DATA, np.uint8))}, {})
+    upload(storage, staged)
+    monkeypatch.setattr(reading, "RANGE_BYTES", 300)
+    part, name = Part(storage, staged.digest), "bytes/c/0"
+    assert part.damage() == []
+    storage.write(f"{part.path}/{name}", staged.objects[name] + b"\0")
+    (fault,) = part.damage()
+    assert name in fault
+    assert "verify" in fault
 
 
 # Dense arrays
