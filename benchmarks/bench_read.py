@@ -5,10 +5,10 @@ process, so that its CPU seconds, user and system, are its own; the clients take
 counts.
 
     bytes     every stored byte of every part's arrays: whole objects or ranges of 8 MiB, checked or not
-    dense     tokens and scored bits as arrays: the same bytes, decoded
+    dense     tokens and scored bits as arrays, by stored bytes: they are decoded to three times as many
     first     from opening the store to the tokens and sparse rows of one block
 
-``python benchmarks/bench_read.py [--json]``; prints a table in markdown, and what opening 100,000 blocks takes.
+``python benchmarks/bench_read.py [--json]``; prints tables in markdown, and what opening 100,000 blocks takes.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ SIGNALS = [{"kind": "signal", "version": "1", "signal": name, "teacher": "made-u
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--blocks", type=int, default=4)
+    parser.add_argument("--blocks", type=int, default=3)
     parser.add_argument("--tokens", type=int, default=1_000_000, help="of a block")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--quick", action="store_true", help="sizes that show only that it works")

@@ -18,7 +18,7 @@ BUCKET = "bench-read"
 DATASET = "read"
 RANGE_BYTES = 8 << 20
 THREADS = 4
-READ_BYTES = 256 << 20
+READ_BYTES = 128 << 20
 """The store is read again until it was so much: what a process pays once is not to be divided by little."""
 
 FIRST_ARRAYS = (("tokens", "documents"), ("sparse", "rest"))
