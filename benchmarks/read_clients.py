@@ -19,6 +19,7 @@ DATASET = "read"
 RANGE_BYTES = 8 << 20
 THREADS = 4
 READ_BYTES = 128 << 20
+MAX_TIMES = 16
 """The store is read again until it was so much: what a process pays once is not to be divided by little."""
 
 FIRST_ARRAYS = (("tokens", "documents"), ("sparse", "rest"))
@@ -69,7 +70,7 @@ def cpu_seconds() -> float:
 def in_threads(function: Callable[[Any], int], items: list[Any], num_bytes: int) -> Callable[[], int]:
     """``function`` on all items, which are of ``num_bytes``, again and again; the last was done once before."""
     function(items[-1])
-    items = items * max(1, round(READ_BYTES / num_bytes))
+    items = items * min(MAX_TIMES, max(1, round(READ_BYTES / num_bytes)))
 
     def work() -> int:
         with ThreadPoolExecutor(THREADS) as pool:
