@@ -11,9 +11,10 @@ from __future__ import annotations
 import numba
 import numpy as np
 
-from logitstore.codecs import row_coder
+from logitstore.codecs import row_contexts
 from logitstore.codecs.rans import ALPHABET, code_bits, count_symbols
-from logitstore.codecs.row_stream import GROUP_ROWS, _Writer, encode_rows
+from logitstore.codecs.row_encoder import RowWriter, encode_rows
+from logitstore.codecs.row_stream import GROUP_ROWS
 from logitstore.sparse import SparseRows
 
 _DISCOUNT = 0.6
@@ -21,11 +22,11 @@ _DISCOUNT = 0.6
 
 def stored_bits(rows: SparseRows) -> float:
     """Bits an id that ``encode_rows`` spends: all of the stream but what log-probs, counts and draws cost ideally."""
-    writer = _Writer(rows, GROUP_ROWS, min((1 << 32) - 1, round(np.exp(-rows.step_nats) * (1 << 32))))
-    counts_CS = np.zeros((row_coder.NUM_CONTEXTS, ALPHABET), np.int64)
+    writer = RowWriter(rows, GROUP_ROWS, min((1 << 32) - 1, round(np.exp(-rows.step_nats) * (1 << 32))))
+    counts_CS = np.zeros((row_contexts.NUM_CONTEXTS, ALPHABET), np.int64)
     for begin in range(0, rows.num_rows, GROUP_ROWS):
         count_symbols(*writer.write(begin, min(begin + GROUP_ROWS, rows.num_rows)), counts_CS)
-    others = code_bits(counts_CS[: row_coder._PLACE])
+    others = code_bits(counts_CS[: row_contexts.PLACE])
     return (8 * len(encode_rows(rows)) - others) / rows.num_entries
 
 

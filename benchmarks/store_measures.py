@@ -27,7 +27,8 @@ from store_rivals import (
 )
 from store_rows import TeacherRows
 
-from logitstore.codecs.row_stream import decode_rows, encode_rows
+from logitstore.codecs.row_encoder import encode_rows
+from logitstore.codecs.row_stream import decode_rows
 from logitstore.staging import StagedPart
 
 _REPEATS, _FEWEST, _ENOUGH_SECONDS = 5, 3, 6.0

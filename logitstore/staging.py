@@ -144,7 +144,8 @@ def _write_dense(group: zarr.Group, name: str, values: np.ndarray, attributes: M
 def _write_sparse(
     store: MemoryStore, group: zarr.Group, name: str, rows: SparseRows, attributes: Mapping[str, Any]
 ) -> None:
-    from logitstore.codecs.sparse_rows import SparseRowsCodec, encode_rows
+    from logitstore.codecs.row_encoder import encode_rows
+    from logitstore.codecs.sparse_rows import SparseRowsCodec
 
     # One chunk: its model is learnt once for all rows, and readers of a few rows fetch their groups alone.
     shape = (rows.num_rows, _width(rows))

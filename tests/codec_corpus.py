@@ -19,7 +19,8 @@ from sparse_strategies import random_rows, rows_of
 
 from logitstore.codecs import row_stream
 from logitstore.codecs.quantised import decode_columns, encode_columns
-from logitstore.codecs.row_stream import HEADER_BYTES, decode_rows, encode_rows
+from logitstore.codecs.row_encoder import encode_rows
+from logitstore.codecs.row_stream import HEADER_BYTES, decode_rows
 from logitstore.errors import DamageError
 from logitstore.sharding import with_crc
 from logitstore.sparse import NOT_STORED, SparseRows
@@ -109,7 +110,7 @@ def _mended(kind: str, data: bytes) -> bytes:
         num_bytes = 4 * struct.unpack_from("<I", front, at + 8)[0]
         struct.pack_into("<I", front, at + 20, row_stream.crc32c(data[position : position + num_bytes]))
         position += num_bytes
-    struct.pack_into("<I", front, HEADER_BYTES - 4, row_stream._front_crc(memoryview(front)))
+    struct.pack_into("<I", front, HEADER_BYTES - 4, row_stream.front_crc(memoryview(front)))
     return bytes(front) + data[front_bytes:]
 
 

@@ -18,7 +18,8 @@ from zarr.core.buffer import cpu
 from zarr.storage import MemoryStore
 
 from logitstore.codecs import row_stream
-from logitstore.codecs.row_stream import HEADER_BYTES, Header, RowReader, decode_rows, encode_rows
+from logitstore.codecs.row_encoder import encode_rows
+from logitstore.codecs.row_stream import HEADER_BYTES, Header, RowReader, decode_rows
 from logitstore.codecs.sparse_rows import CODEC_NAME, SparseRowsCodec, decode_chunk
 from logitstore.errors import DamageError
 from logitstore.sparse import FILL, NOT_STORED, SparseRows, offsets_of
@@ -318,7 +319,7 @@ def with_checksums_mended(data: bytes) -> bytes:
     if len(data) < HEADER_BYTES:
         return data
     front = int.from_bytes(data[4:8], "little") + HEADER_BYTES + 24 * int.from_bytes(data[24:28], "little")
-    crc = row_stream._front_crc(memoryview(data)[: min(front, len(data))])
+    crc = row_stream.front_crc(memoryview(data)[: min(front, len(data))])
     return data[: HEADER_BYTES - 4] + struct.pack("<I", crc) + data[HEADER_BYTES:]
 
 

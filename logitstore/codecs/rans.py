@@ -2,7 +2,7 @@
 
 The coder is a stack (Duda 2013, arXiv 1311.2540): what is pushed last is popped first. Its state is one 64-bit number,
 and words of 32 bits beneath it. Popping a uniform number from it *spends* bits that a later push gets back, which is
-how sets are stored without paying for their order (``logitstore.codecs.row_coder``).
+how sets are stored without paying for their order (``logitstore.codecs.row_contexts``).
 
 A number is a symbol of an alphabet of ``ALPHABET`` (0 to 15 as they are, then four intervals an octave, up to 2^31) and
 the bits that place it in its interval. Symbols have the frequencies of one of many tables; the bits are uniform.

@@ -19,23 +19,23 @@ import numpy as np
 from google_crc32c import extend as crc32c_extend
 from google_crc32c import value as crc32c
 
-from logitstore.codecs import candidates, row_coder
-from logitstore.codecs.candidates import Candidates
-from logitstore.codecs.numbers import checked_tables, pack_tables, unpack_frequencies
-from logitstore.codecs.rans import ALPHABET, INITIAL_STATE, Tables, count_symbols, frequencies_of, tables_of
+from logitstore.codecs import candidates, row_reading
+from logitstore.codecs.numbers import checked_tables, unpack_frequencies
+from logitstore.codecs.rans import INITIAL_STATE
+from logitstore.codecs.row_contexts import NUM_CONTEXTS, mass_table
 from logitstore.errors import DamageError
-from logitstore.sparse import NOT_STORED, SparseRows, offsets_of
+from logitstore.sparse import SparseRows, offsets_of
 
 VERSION = 1
 GROUP_ROWS = 4096
 """A reader of one row reads and decodes this many."""
 MAX_ROW_ENTRIES = 0xFFFF
 
-_HEADER = struct.Struct("<IIQQIIIIII")
-_INDEX = np.dtype([("state", "<u8"), ("words", "<u4"), ("seeds", "<u4"), ("entries", "<u4"), ("crc", "<u4")])
-_SPARE_WORDS = 4096
+HEADER = struct.Struct("<IIQQIIIIII")
+INDEX = np.dtype([("state", "<u8"), ("words", "<u4"), ("seeds", "<u4"), ("entries", "<u4"), ("crc", "<u4")])
+SPARE_WORDS = 4096
 """A set that is being read puts back words before it is done; never more than these."""
-HEADER_BYTES = _HEADER.size
+HEADER_BYTES = HEADER.size
 
 
 @dataclass(frozen=True)
@@ -55,14 +55,14 @@ class Header:
     @property
     def front_bytes(self) -> int:
         """Bytes of header, model and index."""
-        return HEADER_BYTES + self.model_bytes + _INDEX.itemsize * self.num_groups
+        return HEADER_BYTES + self.model_bytes + INDEX.itemsize * self.num_groups
 
     @classmethod
     def parse(cls, data: bytes | memoryview) -> Header:
         """Raises DamageError unless ``data`` begins with a header whose fields agree."""
         if len(data) < HEADER_BYTES:
             raise DamageError(f"sparse rows: a header of {HEADER_BYTES} bytes was expected, found {len(data)}")
-        version, *fields = _HEADER.unpack(data[:HEADER_BYTES])
+        version, *fields = HEADER.unpack(data[:HEADER_BYTES])
         if version != VERSION:
             raise DamageError(f"sparse rows: version {VERSION} was expected, found {version}")
         header = cls(*fields)
@@ -99,16 +99,16 @@ class RowReader:
                 raise DamageError(f"sparse rows: at most {most} {what} fit the array, {found} are declared")
         if header.front_bytes > len(front):
             raise DamageError(f"sparse rows: {header.front_bytes} bytes of model were expected, found {len(front)}")
-        computed = _front_crc(front[: header.front_bytes])
+        computed = front_crc(front[: header.front_bytes])
         if computed != header.crc:
             raise DamageError(f"sparse rows: CRC32C {header.crc:08x} is stored, {computed:08x} computed")
         model_end = HEADER_BYTES + header.model_bytes
         model = front[HEADER_BYTES:model_end]
         self._candidates, used = candidates.unpack(model, header.num_entries)
-        frequencies_CS = unpack_frequencies(model[used:], row_coder.NUM_CONTEXTS, "sparse rows")
+        frequencies_CS = unpack_frequencies(model[used:], NUM_CONTEXTS, "sparse rows")
         self._tables = checked_tables(frequencies_CS, "sparse rows")
-        self._index = np.frombuffer(front[model_end : header.front_bytes], _INDEX)
-        self._masses = row_coder.mass_table(header.decay)
+        self._index = np.frombuffer(front[model_end : header.front_bytes], INDEX)
+        self._masses = mass_table(header.decay)
         if self._index["entries"].sum(dtype=np.int64) != header.num_entries:
             raise DamageError("sparse rows: the groups' entries do not add up")
         self._word_begins = np.concatenate([[0], np.cumsum(self._index["words"], dtype=np.int64)])
@@ -182,55 +182,20 @@ class RowReader:
             )
         if not INITIAL_STATE <= mine["state"] < INITIAL_STATE << 32:
             raise DamageError(f"sparse rows: group {group}: not a state of the coder")
-        words = np.empty(int(mine["words"]) + _SPARE_WORDS, np.uint32)
+        words = np.empty(int(mine["words"]) + SPARE_WORDS, np.uint32)
         words[: mine["words"]] = np.frombuffer(data, "<u4")
-        status, state, top, num = row_coder.pop_rows(
+        status, state, top, num = row_reading.pop_rows(
             len(counts), header.width, mine["state"], words, int(mine["words"]), *self._tables, header.flags,
             self._masses, model.order, model.list_of, model.begins, model.items, model.classes, counts, *entries,
         )  # fmt: skip
-        if status != row_coder.OK or num != len(entries[0]):
+        if status != row_reading.OK or num != len(entries[0]):
             raise DamageError(f"sparse rows: group {group}: not what was declared, after {num} entries")
         if state != INITIAL_STATE or top != mine["seeds"] or words[:top].any():
             raise DamageError(f"sparse rows: group {group}: holds more than was declared")
 
 
-def encode_rows(rows: SparseRows, group_rows: int = GROUP_ROWS) -> bytes:
-    """Ragged rows to a stream.
-
-    Raises:
-        ValueError: a row is not in the order of ``logitstore.sparse``, or has more than 65535 entries.
-    """
-    if rows.counts.max(initial=0) > MAX_ROW_ENTRIES or rows.ids.min(initial=0) < 0:
-        longest, smallest = rows.counts.max(initial=0), rows.ids.min(initial=0)
-        raise ValueError(
-            f"sparse rows hold up to {MAX_ROW_ENTRIES} entries a row and ids from 0, found {longest} and {smallest}"
-        )
-    decay = min((1 << 32) - 1, round(np.exp(-rows.step_nats) * (1 << 32)))
-    writer = _Writer(rows, group_rows, decay)
-    bounds = [(begin, min(begin + group_rows, rows.num_rows)) for begin in range(0, rows.num_rows, group_rows)]
-    counts_CS = np.zeros((row_coder.NUM_CONTEXTS, ALPHABET), np.int64)
-    for begin, end in bounds:
-        count_symbols(*writer.write(begin, end), counts_CS)
-    frequencies_CS = frequencies_of(counts_CS)
-    tables = tables_of(frequencies_CS)
-    model = candidates.pack(writer.candidates) + pack_tables(frequencies_CS)
-    index = np.zeros(len(bounds), _INDEX)
-    groups = []
-    for group, (begin, end) in enumerate(bounds):
-        state, words, seeds = _push(*writer.write(begin, end), tables)
-        groups.append(words.astype("<u4").tobytes())
-        num_entries = rows.offsets[end] - rows.offsets[begin]
-        index[group] = (state, len(words), seeds, num_entries, crc32c(groups[-1]))
-    fields = (
-        VERSION, len(model), rows.num_rows, rows.num_entries, len(bounds), group_rows, int(rows.counts.max(initial=0)),
-        writer.flags, decay,
-    )  # fmt: skip
-    front = _HEADER.pack(*fields, 0) + model + index.tobytes()
-    return b"".join([_HEADER.pack(*fields, _front_crc(memoryview(front))), front[HEADER_BYTES:], *groups])
-
-
 def decode_rows(data: bytes | memoryview, max_rows: int | None = None, max_entries: int | None = None) -> SparseRows:
-    """The inverse of ``encode_rows``.
+    """The inverse of ``row_encoder.encode_rows``.
 
     Args:
         data: a stream.
@@ -245,70 +210,6 @@ def decode_rows(data: bytes | memoryview, max_rows: int | None = None, max_entri
     return reader.read(memoryview(data)[reader.header.front_bytes :])
 
 
-class _Writer:
-    """Writes rows down as numbers in contexts, with what was learnt from all of them."""
-
-    def __init__(self, rows: SparseRows, group_rows: int, decay: int) -> None:
-        self._rows = rows
-        self._masses = row_coder.mass_table(decay)
-        sampled = rows.draws > 0
-        self.flags = row_coder.NO_QUANTA if (rows.quanta[sampled] == NOT_STORED).all() else 0
-        self.flags |= row_coder.ONE_DRAW if (rows.draws[sampled] == 1).all() else 0
-        order, self._places = candidates.place_ids(rows.ids)
-        previous = _previous(rows, self._places, group_rows)
-        self.candidates = model = candidates.learn(order, self._places, previous)
-        self._ranks = row_coder.rank_entries(
-            self._places, previous, model.list_of, model.begins, *_ranks_by_place(model)
-        )
-
-    def write(self, begin: int, end: int) -> tuple[np.ndarray, np.ndarray]:
-        """Contexts int32 [N] and numbers int64 [N] of rows ``begin`` to ``end``."""
-        rows, model = self._rows, self.candidates
-        size = 6 * (end - begin) + 6 * int(rows.offsets[end] - rows.offsets[begin])
-        contexts, numbers = np.empty(size, np.int32), np.empty(size, np.int64)
-        num = row_coder.write_rows(
-            begin, end, rows.offsets, rows.ids, rows.quanta, rows.draws, self._places, self._ranks, self.flags,
-            self._masses, model.list_of, model.classes, contexts, numbers,
-        )  # fmt: skip
-        if num < 0:
-            raise ValueError(
-                f"sparse rows: row {-1 - num}: the first entry is the realised token, kept for certain, and the others "
-                "follow once each in ascending order of (quanta, id)"
-            )
-        return contexts[:num], numbers[:num]
-
-
-def _previous(rows: SparseRows, places: np.ndarray, group_rows: int) -> np.ndarray:
-    """int32 [E]: the place of the token before an entry's; -1 where a group begins or the row before is empty."""
-    counts = rows.counts
-    realised_T = np.full(rows.num_rows, -1, np.int32)
-    realised_T[counts > 0] = places[rows.offsets[:-1][counts > 0]]
-    previous_T = np.concatenate([np.full(1, -1, np.int32), realised_T])[:-1]
-    previous_T[::group_rows] = -1
-    return np.repeat(previous_T, counts)
-
-
-def _ranks_by_place(model: Candidates) -> tuple[np.ndarray, np.ndarray]:
-    """Each list's items in ascending order, and their ranks in the list, int32 [I] both."""
-    lists = np.repeat(np.arange(len(model.classes)), np.diff(model.begins))
-    ascending = np.lexsort((model.items, lists))
-    ranks = np.arange(len(lists)) - model.begins[lists]
-    return model.items[ascending], ranks[ascending].astype(np.int32)
-
-
-def _push(contexts: np.ndarray, numbers: np.ndarray, tables: Tables) -> tuple[int, np.ndarray, int]:
-    """State, words and number of seeds of a group."""
-    seeds = 0
-    while True:
-        words = np.zeros(2 * len(numbers) + seeds + 2, np.uint32)
-        state, top, highest = row_coder.push_rows(contexts, numbers, tables.ends, words, seeds)
-        if top >= 0:
-            if highest > top + _SPARE_WORDS:
-                raise AssertionError(f"a set puts back {highest - top} words, {_SPARE_WORDS} are spared")
-            return int(state), words[:top], seeds
-        seeds = max(4, 2 * seeds)
-
-
-def _front_crc(front: memoryview) -> int:
+def front_crc(front: memoryview) -> int:
     """CRC32C of header, model and index, without the checksum's own field."""
     return crc32c_extend(crc32c(bytes(front[: HEADER_BYTES - 4])), bytes(front[HEADER_BYTES:]))

@@ -19,7 +19,8 @@ from zarr.core.common import JSON, parse_named_configuration
 from zarr.registry import register_codec
 
 from logitstore.codecs import SPARSE_ROWS
-from logitstore.codecs.row_stream import HEADER_BYTES, Header, RowReader, decode_rows, encode_rows
+from logitstore.codecs.row_encoder import encode_rows
+from logitstore.codecs.row_stream import HEADER_BYTES, Header, RowReader, decode_rows
 from logitstore.errors import DamageError
 from logitstore.sparse import SparseRows
 
