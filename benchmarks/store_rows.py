@@ -33,6 +33,7 @@ K = 128
 MEAN_ENTRIES = 12.0
 _CHUNK_LOGITS, _DOCUMENTS_EACH = 1 << 21, 8
 _CALIBRATION_ROWS = 4096
+_CALIBRATION_MARGIN = 0.05
 
 
 @dataclass(frozen=True)
@@ -102,9 +103,17 @@ def ensure_rows(vocabulary: str, num_rows: int, minutes: float, build: Path = BU
     if path.exists():
         rows = TeacherRows.load(path)
         if rows.steps == steps and rows.num_rows >= num_rows:
-            return rows
+            return _checked(rows, path)
     rows = score(model, vocabulary, num_rows, steps)
     rows.save(path)
+    return _checked(rows, path)
+
+
+def _checked(rows: TeacherRows, path: Path) -> TeacherRows:
+    """What is called threshold:12 has to have about 12 entries a row."""
+    entries = len(rows.thr_ids) / rows.num_rows
+    if abs(entries / MEAN_ENTRIES - 1) > _CALIBRATION_MARGIN:
+        raise SystemExit(f"{path}: rows of {MEAN_ENTRIES:g} entries were expected, found {entries:.2f}; delete it")
     return rows
 
 
