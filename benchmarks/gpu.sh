@@ -7,7 +7,10 @@ if [ -z "${PYTHON:-}" ]; then PYTHON=python3; [ -x .venv/bin/python ] && PYTHON=
 
 "$PYTHON" - <<'PY'
 import importlib.util, sys
-needed = ("blake3", "google_crc32c", "numba", "numcodecs", "numpy", "pyarrow", "rich", "tokenizers", "torch", "transformers", "zarr")
+needed = (
+    *("blake3", "fsspec", "google_crc32c", "jinja2", "numba", "numcodecs", "numpy", "pyarrow", "rich", "safetensors"),
+    *("tokenizers", "torch", "transformers", "zarr"),
+)
 missing = [name for name in needed if importlib.util.find_spec(name) is None]
 sys.exit(f"missing Python packages: {', '.join(missing)}" if missing else 0)
 PY
