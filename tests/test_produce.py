@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import random
@@ -289,17 +290,16 @@ def _cells(manifest: Manifest, name: str) -> dict[str, Cell | None]:
 
 
 def _dying(patch: pytest.MonkeyPatch, number: int) -> None:
-    """Kill at the ``number``-th object from now, before it is stored or just after."""
-    counted = 0
+    """Kill at the ``number``-th object from now, before it is stored or just after, and store nothing more."""
+    tickets = itertools.count(1)
 
     def dying(original: Callable[[Storage, str, bytes], Any]) -> Callable[[Storage, str, bytes], Any]:
         def store(storage: Storage, name: str, data: bytes) -> Any:
-            nonlocal counted
-            counted += 1
-            if counted == number and number % 2:
+            ticket = next(tickets)  # several threads store at once
+            if ticket > number or (ticket == number and number % 2):
                 raise _Killed
             result = original(storage, name, data)
-            if counted == number:
+            if ticket == number:
                 raise _Killed
             return result
 
