@@ -290,3 +290,18 @@ def test_tail_step_rounds_unlikely_tokens_and_no_others(
         wanted = dict(zip(fine.ids.tolist(), expected[fine.quanta].tolist(), strict=True))
         assert dict(zip(found.ids.tolist(), found.quanta.tolist(), strict=True)) == wanted
     assert len(np.unique(coarse.signal.rows.quanta)) < len(np.unique(plain.signal.rows.quanta))
+
+
+def test_portable_run_makes_the_same_dataset_with_standard_codecs(
+    world: _World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plain = _produce(world, tmp_path / "plain", capsys, "--select", "threshold:6")
+    portable = _produce(world, tmp_path / "portable", capsys, "--select", "threshold:6", "--portable")
+    identities = {block.store.dataset("d").manifest.identity for block in (plain, portable)}
+    assert len(identities) == 1
+    metadata = [path.read_text() for path in (tmp_path / "portable").glob("**/sparse/zarr.json")]
+    assert metadata
+    assert not any("logitstore." in text for text in metadata)
+    assert all(
+        "logitstore.sparse_rows" in path.read_text() for path in (tmp_path / "plain").glob("**/sparse/zarr.json")
+    )
