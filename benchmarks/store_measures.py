@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from store_corpus import corpus_bytes, load_tokenizer
 from store_ids import adaptive_bits, stored_bits
-from store_ours import OurRows, stage_all_scalars, threshold, top_k, uploaded
+from store_ours import OurRows, stage_all_scalars, stage_inputs, threshold, top_k, uploaded
 from store_rivals import (
     Candidates,
     Layout,
@@ -52,7 +52,7 @@ class Measured:
     num_bytes: float
     kl: float | None
     max_error: float | None
-    encode_rate: float
+    encode_rate: float | None
     decode_rate: float
     id_bits: tuple[float, float, float] | None = None
 
@@ -106,6 +106,21 @@ def measure_scalars(teacher: TeacherRows, full_block_rows: float) -> Measured:
     )
 
 
+def measure_inputs(vocabulary: str, full_block_rows: float) -> Iterator[Measured]:
+    """Text and token ids, which no signal's bytes have in them. Reading has every byte checked."""
+    *parts, num_tokens = stage_inputs(vocabulary)
+    for name, array, part in zip(("text", "token ids"), ("bytes", "tokens"), parts, strict=True):
+        opened = uploaded(part)
+        yield Measured(
+            f"apart: {name}",
+            _bytes_a_token(part, num_tokens, full_block_rows),
+            None,
+            None,
+            None,
+            num_tokens / _seconds(lambda opened=opened, array=array: opened().array(array)),
+        )
+
+
 def measure_all(teacher: TeacherRows, vocabulary: str) -> Iterator[Measured]:
     _, size = load_tokenizer(vocabulary)
     num_tokens, num_bytes = corpus_bytes(vocabulary)
@@ -133,6 +148,7 @@ def measure_all(teacher: TeacherRows, vocabulary: str) -> Iterator[Measured]:
     yield measure_ours(threshold(teacher, 0.1, sampled_logprobs=False), size, full_block_rows)
     yield measure_ours(threshold(teacher, 0.1, sampled_logprobs=True), size, full_block_rows)
     yield measure_scalars(teacher, full_block_rows)
+    yield from measure_inputs(vocabulary, full_block_rows)
 
 
 def _draws(teacher: TeacherRows) -> Candidates:

@@ -9,13 +9,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
+from store_corpus import load_corpus, token_bytes
 from store_rows import TeacherRows
 
+from logitstore.documents import Document, Segment
 from logitstore.parts import Part
 from logitstore.signals import SparseSignal, scalar_columns, stage_scalars, stage_sparse
 from logitstore.sparse import NOT_STORED, SparseRows, coarse_quanta, offsets_of, quantise
 from logitstore.staging import StagedPart, upload
 from logitstore.storage import open_storage
+from logitstore.text_parts import stage_text
+from logitstore.token_parts import stage_tokens
+from logitstore.tokenizer import TokenizedDocument
 
 
 @dataclass(frozen=True)
@@ -82,6 +87,21 @@ def stage_all_scalars(teacher: TeacherRows) -> StagedPart:
     }
     values = np.stack([columns[name] for name in scalar_columns((1.0,))], axis=1).astype(np.float32)
     return stage_scalars(values, np.ones(teacher.num_rows, bool), (1.0,))
+
+
+def stage_inputs(vocabulary: str) -> tuple[StagedPart, StagedPart, int]:
+    """What a store keeps beside all signals: parts of the corpus's text and of its tokens, and how many tokens."""
+    corpus, (spelled, _) = load_corpus(vocabulary), token_bytes(vocabulary)
+    documents, tokenized = [], []
+    for ids in corpus.training + corpus.held_out:
+        pieces = [spelled[token] or b"" for token in ids.tolist()]
+        # SentencePiece puts a space before a text; it is none of its bytes.
+        has_space = vocabulary == "32k" and pieces[1].startswith(b" ")
+        lengths = np.array([len(piece) for piece in pieces], np.int32)
+        lengths[1] -= has_space
+        documents.append(Document((Segment("text", b"".join(pieces)[has_space:].decode()),)))
+        tokenized.append(TokenizedDocument(ids, lengths, exact=True))
+    return stage_text(documents), stage_tokens(tokenized), sum(map(len, corpus.training + corpus.held_out))
 
 
 def uploaded(part: StagedPart) -> Callable[[], Part]:

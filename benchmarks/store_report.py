@@ -12,7 +12,8 @@ _MARGIN = 0.05
 
 NOTES = """\
 Bytes are all that is stored for the signal: checksums, indexes, models and the mass outside rows, and seal and metadata
-spread over a block of 4 MiB of text; text and token ids apart. Rows of `topk` have the realised token besides.
+spread over a block of 4 MiB of text; text and token ids, which all signals share, have rows of their own. Rows of
+`topk` have the realised token besides.
 
 KL is generalised, over the stored entries, in nats a row: sum of p log(p / q) - p + q, where p is exact. Entries whose
 log-prob is not stored (those that `threshold` drew, unless "all log-probs") and the draws of RS-KD have none.
@@ -41,7 +42,7 @@ def table_of(lines: list[Measured]) -> str:
     for line in lines:
         bits = ("",) * 3 if line.id_bits is None else tuple(f"{bits:.2f}" for bits in line.id_bits)
         distortion = ("–" if value is None else f"{value:.2g}" for value in (line.kl, line.max_error))
-        rates = (f"{_rounded(rate):,.0f}" for rate in (line.encode_rate, line.decode_rate))
+        rates = ("" if rate is None else f"{_rounded(rate):,.0f}" for rate in (line.encode_rate, line.decode_rate))
         rows.append((line.name, f"{line.num_bytes:.2f}", *distortion, *rates, *bits))
     return "\n".join("| " + " | ".join(row) + " |" for row in rows)
 
@@ -87,9 +88,9 @@ def goals_of(vocabulary: str, lines: list[Measured]) -> list[str]:
 
 
 def _smallest(lines: list[Measured], selection: str, rival: Measured) -> Measured:
-    """Of the rows of a selection, the smallest whose KL is at most a fifth of the rival's."""
-    exact = [line for line in lines if line.name.startswith(f"{selection},") and line.kl <= 0.2 * rival.kl]
-    return min(exact, key=lambda line: line.num_bytes)
+    """Of the rows of a selection, the smallest whose KL is at most a fifth of the rival's, if any is."""
+    rows = [line for line in lines if line.name.startswith(f"{selection},")]
+    return min(rows, key=lambda line: (line.kl > 0.2 * rival.kl, line.num_bytes))
 
 
 def _rounded(rate: float) -> float:

@@ -264,7 +264,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("vocabulary", choices=VOCABULARIES)
     parser.add_argument("--rows", type=int, default=60_000)
-    parser.add_argument("--minutes", type=float, default=45, help="to train the teacher for, where there is none")
+    parser.add_argument("--minutes", type=float, default=30, help="to train the teacher for, where there is none")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     rows = ensure_rows(arguments.vocabulary, arguments.rows, arguments.minutes)

@@ -1,6 +1,6 @@
 """Teachers of the store's benchmark: small Llamas over real vocabularies, trained until they are peaked.
 
-    python benchmarks/store_teachers.py 131k --minutes 35
+    python benchmarks/store_teachers.py 131k --minutes 30
 
 What decides what a signal costs is how peaked a teacher is and how its candidates lie in a real vocabulary, neither of
 which random logits have. Small teachers become peaked on little text: after some epochs over all of it they learn some
@@ -237,7 +237,7 @@ def _save(model: LlamaForCausalLM, folder: Path, history: list[dict[str, Any]]) 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("vocabulary", choices=VOCABULARIES)
-    parser.add_argument("--minutes", type=float, default=45)
+    parser.add_argument("--minutes", type=float, default=30)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     train(arguments.vocabulary, arguments.minutes)
