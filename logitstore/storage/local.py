@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import time
@@ -111,10 +112,9 @@ class LocalStorage(Storage):
                 temporary.unlink(missing_ok=True)
             with suppress(FileNotFoundError):  # the object, and with it the folder, may be deleted by now
                 _sync_folder(target.parent)
+        except FileExistsError:
+            raise
         except OSError as error:
-            # Only a taken name means "exists": mkdir says the same of a file that stands where a folder must.
-            if isinstance(error, FileExistsError) and move is os.link and target.exists():
-                raise
             raise storage_error(f"{target}: cannot write {len(data)} bytes", error) from error
 
 
@@ -159,7 +159,12 @@ def _make_folder(folder: Path) -> None:
         return
     if folder.parent != folder:
         _make_folder(folder.parent)
-    folder.mkdir(exist_ok=True)
+    try:
+        folder.mkdir()
+    except FileExistsError as error:
+        # Not ``exist_ok``, which calls it an error if another process has removed the folder since.
+        if folder.is_file():
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(folder)) from error
     _sync_folder(folder.parent)
 
 
