@@ -14,9 +14,10 @@ from torch import Tensor
 
 from logitstore.consumer.bins import Bin
 from logitstore.consumer.data import TeacherBlock, TrainingBlock
-from logitstore.consumer.projection import VocabularyClasses, class_of, project_rows
+from logitstore.consumer.projection import class_of, project_rows
 from logitstore.consumer.rows import TeacherRows, partition_rows, sampled_rows
 from logitstore.sparse import dequantise
+from logitstore.vocabulary_classes import VocabularyClasses
 
 
 @dataclass(frozen=True)

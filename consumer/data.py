@@ -14,11 +14,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from logitstore.alignment_parts import alignment_template, read_pairs
-from logitstore.consumer.projection import VocabularyClasses, first_tokens, vocabulary_classes
 from logitstore.consumer.rows import require_unit_temperature
 from logitstore.digests import digest_json
 from logitstore.documents import TRAINABLE_ROLES
 from logitstore.errors import ConfigError, TrainingError
+from logitstore.first_tokens import first_tokens
 from logitstore.inspection import stored_tokenizer
 from logitstore.manifest import Column, Manifest
 from logitstore.selections import is_sampled, policy_names, selection_name
@@ -27,6 +27,7 @@ from logitstore.store import DatasetVersion, Store
 from logitstore.text_parts import read_documents_of
 from logitstore.token_parts import TokenBlock, read_document_ends, read_tokens, tokens_template
 from logitstore.tokenizer import Tokenizer
+from logitstore.vocabulary_classes import VocabularyClasses, vocabulary_classes
 
 
 @dataclass(frozen=True)
@@ -275,7 +276,7 @@ def _teacher_columns(
 
 
 def common_classes(student: Tokenizer, teacher: Tokenizer) -> VocabularyClasses:
-    """The partition on which both can be compared, see ``projection``; end and beginning of text pair by role."""
+    """The partition on which both can be compared; end and beginning of text pair by role."""
     roles = [
         pair
         for side in ("bos", "eos")

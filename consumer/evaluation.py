@@ -15,6 +15,7 @@ from logitstore.consumer.batches import TeacherBatch
 from logitstore.consumer.data import TeacherColumns
 from logitstore.consumer.loss import DistillationLoss
 from logitstore.consumer.objectives import Objective
+from logitstore.consumer.projection import student_groups
 from logitstore.consumer.stream import Stream
 from logitstore.consumer.student import Student
 
@@ -96,7 +97,7 @@ def _add(
     if teacher.logprob is not None:
         sums.teacher_nats -= teacher.logprob[has_row].sum().item()
     if columns.classes is not None:
-        groups, _ = columns.classes.student_groups(head_rows)
+        groups, _ = student_groups(columns.classes, head_rows)
         likeliest_N = groups.to(likeliest_N.device)[likeliest_N]
     sums.agreements += (teacher.likeliest == likeliest_N)[has_row].sum().item()
 

@@ -13,6 +13,7 @@ from logitstore.consumer.batches import Batch
 from logitstore.consumer.data import TeacherColumns
 from logitstore.consumer.objectives import Objective, teacher_loss, token_cross_entropy
 from logitstore.consumer.primitive import HeadOutputs, head_outputs
+from logitstore.consumer.projection import student_groups
 from logitstore.consumer.student import Student
 
 
@@ -114,5 +115,5 @@ def _realised(outputs: HeadOutputs) -> Tensor:
 def _groups_of(teacher: TeacherColumns, student: Student) -> tuple[Tensor | None, int | None]:
     if teacher.classes is None:
         return None, None
-    groups, num_groups = teacher.classes.student_groups(student.head.shape[0])
+    groups, num_groups = student_groups(teacher.classes, student.head.shape[0])
     return groups.to(student.head.device), num_groups

@@ -1,157 +1,25 @@
-"""Two vocabularies, one partition: classes of tokens on which a teacher and a student can be compared.
-
-Where both tokenisations have a boundary, teacher and student each predict their next token, out of different sets.
-Write f(s) for the first teacher token of student token s, when the bytes of s are tokenised by themselves, and g(v) for
-the first student token of teacher token v. The class of student token s is f(s). The class of teacher token v is v if
-some student token has it as f(s), else f(g(v)). Each is a function of the token alone, so each model's next-token
-distribution is *pushed forward* to a distribution over the same classes. A KL between the two is therefore a true
-divergence, between coarser distributions: >= 0, and 0 exactly when they agree on every class.
-
-In particular there are no open and closed candidates to tell apart. A teacher token such as ``1`` that a student may
-render as ``1``, ``12`` or ``123`` has all three in its class, since each tokenises to a first teacher token ``1``; and
-a teacher token ``123`` that no student token begins with lies in the class of ``1``, where a student of single digits
-puts it.
-
-What it is not: a class says "the text goes on with these bytes" only as far as the tokenizers, cutting a token by
-itself, cut as they do in the running text. Where they do not, mass of one event stands in two classes, and the target
-is off by that mass. And differences within a class are invisible to it (which of ``12`` and ``123``); learning those is
-left to the cross-entropy to the student's own realised tokens. Positions at no shared boundary are not compared at all.
+"""A teacher's rows, and a student's head, pushed forward to the classes of ``logitstore.vocabulary_classes``.
 
 Shapes: N positions, K entries, V vocabulary (of either side), C classes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from logitstore.consumer.rows import TeacherRows
-
-TokenTable = Sequence[bytes | None]
-"""Bytes of each token of a vocabulary; None for a special token or padding, which stands for no text."""
+from logitstore.vocabulary_classes import VocabularyClasses
 
 
-@dataclass(frozen=True)
-class VocabularyClasses:
-    """The common partition of a student's and a teacher's vocabulary."""
+def student_groups(classes: VocabularyClasses, head_rows: int) -> tuple[Tensor, int]:
+    """Class of each row of a student's head, int64 [head_rows], and how many there are.
 
-    student_class: NDArray[np.int32]
-    """[V_student] class of each token, 0..C-1. Special tokens without a counterpart share one class of their own, which
-    no teacher token is in: the student learns to give them nothing."""
-    teacher_class: NDArray[np.int32]
-    """[V_teacher] class of each token, or -1: a special token without a counterpart, whose mass joins the rest."""
-    num_classes: int
-    """C."""
-
-    def student_groups(self, head_rows: int) -> tuple[Tensor, int]:
-        """Class of each row of a student's head, int64 [head_rows], and how many there are.
-
-        A head is often wider than its vocabulary; the padding gets a class of its own, which no teacher token is in.
-        """
-        padding = torch.full((head_rows - len(self.student_class),), self.num_classes, dtype=torch.int64)
-        groups = torch.cat([torch.from_numpy(self.student_class).long(), padding])
-        return groups, self.num_classes + int(len(padding) > 0)
-
-
-def first_tokens(
-    token_bytes: TokenTable,
-    other_bytes: TokenTable,
-    encode: Callable[[str], Sequence[int]] | None = None,
-) -> NDArray[np.int64]:
-    """First token, in another vocabulary, of each token's bytes tokenised by themselves.
-
-    The other tokenizer's own answer is taken where there is one: where the bytes are UTF-8 and what it returns is a
-    prefix of them (a tokenizer that adds a space or normalises is not believed). Otherwise it is the longest token of
-    the other vocabulary that is a prefix of the bytes.
-
-    Args:
-        token_bytes: [V] the tokens to cut.
-        other_bytes: [V_other] the vocabulary to cut them with.
-        encode: text to ids of the other vocabulary, without special tokens; None to use longest prefixes throughout.
-
-    Returns:
-        [V] ids in the other vocabulary; -1 for tokens without bytes, or whose first byte no token begins with.
+    A head is often wider than its vocabulary; the padding gets a class of its own, which no teacher token is in.
     """
-    table: dict[bytes, int] = {}
-    for token, value in enumerate(other_bytes):
-        if value:
-            table.setdefault(value, token)
-    longest = max(map(len, table), default=0)
-    first = np.full(len(token_bytes), -1, np.int64)
-    for token, value in enumerate(token_bytes):
-        if not value:
-            continue
-        answer = -1 if encode is None else _first_encoded(value, other_bytes, encode)
-        first[token] = answer if answer >= 0 else _longest_prefix(value, table, longest)
-    return first
-
-
-def _first_encoded(value: bytes, other_bytes: TokenTable, encode: Callable[[str], Sequence[int]]) -> int:
-    """The tokenizer's own first token of these bytes, or -1 if it has none that is a prefix of them."""
-    try:
-        ids = encode(value.decode())
-    except UnicodeDecodeError:
-        return -1
-    begin = other_bytes[ids[0]] if ids and ids[0] < len(other_bytes) else None
-    return int(ids[0]) if begin and value.startswith(begin) else -1
-
-
-def _longest_prefix(value: bytes, table: dict[bytes, int], longest: int) -> int:
-    for length in range(min(len(value), longest), 0, -1):
-        if (token := table.get(value[:length])) is not None:
-            return token
-    return -1
-
-
-def vocabulary_classes(
-    first_teacher_token: NDArray[np.int64],
-    first_student_token: NDArray[np.int64],
-    role_pairs: Sequence[tuple[int, int]] = (),
-) -> VocabularyClasses:
-    """The common partition of two vocabularies, from the first token of each token on the other side.
-
-    Args:
-        first_teacher_token: [V_student] f(s), a teacher token or -1; see ``first_tokens``.
-        first_student_token: [V_teacher] g(v), a student token or -1.
-        role_pairs: (student id, teacher id) of special tokens with one role (end of text, beginning of text).
-
-    Raises:
-        ValueError: a first token or a role outside the other vocabulary.
-    """
-    num_student, num_teacher = len(first_teacher_token), len(first_student_token)
-    _check_first("teacher", first_teacher_token, num_teacher)
-    _check_first("student", first_student_token, num_student)
-    student = first_teacher_token.astype(np.int64, copy=True)
-    for student_id, teacher_id in role_pairs:
-        if not (0 <= student_id < num_student and 0 <= teacher_id < num_teacher):
-            raise ValueError(
-                f"roles pair student token {student_id} with teacher token {teacher_id}, "
-                f"expected ids below {num_student} and {num_teacher}"
-            )
-        student[student_id] = teacher_id
-    # Classes are named by teacher tokens first; -1 stays -1 through the maps.
-    named = np.zeros(num_teacher + 1, bool)
-    named[student] = True
-    named[-1] = False
-    through_student = np.append(student, -1)[first_student_token]
-    teacher = np.where(named[:-1], np.arange(num_teacher), through_student)
-    names = np.flatnonzero(named)
-    compact = np.full(num_teacher + 1, -1, np.int32)
-    compact[names] = np.arange(len(names), dtype=np.int32)
-    student_class = compact[student]
-    alone = student_class < 0
-    student_class[alone] = len(names)
-    return VocabularyClasses(student_class, compact[teacher], len(names) + int(alone.any()))
-
-
-def _check_first(side: str, ids: NDArray[np.int64], size: int) -> None:
-    if len(ids) and not -1 <= ids.min() <= ids.max() < size:
-        raise ValueError(f"first {side} tokens span {ids.min()}..{ids.max()}, expected ids in -1..{size - 1}")
+    padding = torch.full((head_rows - len(classes.student_class),), classes.num_classes, dtype=torch.int64)
+    groups = torch.cat([torch.from_numpy(classes.student_class).long(), padding])
+    return groups, classes.num_classes + int(len(padding) > 0)
 
 
 def project_rows(rows: TeacherRows, teacher_class: Tensor) -> TeacherRows:

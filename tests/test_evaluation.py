@@ -12,6 +12,7 @@ from small_store import SmallStore, make_student, open_stream
 from test_loss import dense_logits, dense_loss
 
 from logitstore.consumer.evaluation import evaluate
+from logitstore.consumer.projection import student_groups
 from logitstore.consumer.student import Student
 
 
@@ -55,7 +56,7 @@ def test_evaluate_measures_each_teacher_at_temperature_one(
             has_row = teacher.has_row
             likeliest = dense_logits(model, bins).argmax(-1)
             if columns.classes is not None:
-                likeliest = columns.classes.student_groups(student.head.shape[0])[0][likeliest]
+                likeliest = student_groups(columns.classes, student.head.shape[0])[0][likeliest]
             agreements += int((likeliest == teacher.likeliest)[has_row].sum())
             num_rows += int(has_row.sum())
             num_bytes += plain.collate(bins).num_bytes

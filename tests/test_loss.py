@@ -15,6 +15,7 @@ from torch import Tensor
 from logitstore.consumer.batches import Batch
 from logitstore.consumer.loss import DistillationLoss, LossSums
 from logitstore.consumer.objectives import parse_objective
+from logitstore.consumer.projection import student_groups
 from logitstore.consumer.rows import TeacherRows
 from logitstore.consumer.stream import PlacedBin, Stream
 from logitstore.consumer.student import Student
@@ -46,7 +47,7 @@ def dense_loss(
         q, q_at_one = ((logits / each).softmax(-1) for each in (temperature, 1.0))
         covered, within = teacher.has_row, torch.zeros_like(ce)
         if columns.classes is not None:
-            groups, num_groups = columns.classes.student_groups(q.shape[1])
+            groups, num_groups = student_groups(columns.classes, q.shape[1])
             q, q_at_one = (each.new_zeros(len(q), num_groups).index_add(1, groups, each) for each in (q, q_at_one))
             realised = groups[batch.targets][:, None]
             within = q_at_one.gather(1, realised)[:, 0].log() + ce
