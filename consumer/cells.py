@@ -91,15 +91,28 @@ class ClassCells:
         ids_TK: int64 classes in 0..C-1, or -1 for fill.
         groups: int64 [V] the class of each entry.
         num_classes: C.
+        apart_T: int64 [T] an entry of each row (-1 for none) that is counted in no cell: neither in its class nor in
+            the rest. A class without any other entry has no logit.
     """
 
-    def __init__(self, ids_TK: Tensor, groups: Tensor, num_classes: int) -> None:
+    def __init__(self, ids_TK: Tensor, groups: Tensor, num_classes: int, apart_T: Tensor | None = None) -> None:
         self.fill_TK = ids_TK < 0
         # Fill is sent to one more class, which no entry is in.
         self.slots_TK = ids_TK.masked_fill(self.fill_TK, num_classes)
         self.groups = groups
         self.num_classes = num_classes
         distinct_T = self.slots_TK.shape[1] - (_repeated(ids_TK) | self.fill_TK).sum(-1)
+        self.none_TK = self.fill_TK
+        self.apart_T1 = self.no_apart_T1 = None
+        if apart_T is not None:
+            self.no_apart_T1 = apart_T[:, None] < 0
+            self.apart_T1 = apart_T.clamp(min=0)[:, None]
+            is_alone_T1 = (torch.bincount(groups, minlength=num_classes) == 1)[groups][
+                self.apart_T1
+            ] & ~self.no_apart_T1
+            is_its_class_TK = self.slots_TK == groups[self.apart_T1]
+            self.none_TK = self.fill_TK | (is_its_class_TK & is_alone_T1)
+            distinct_T = distinct_T + (is_alone_T1[:, 0] & ~is_its_class_TK.any(-1))
         self.nothing_left_T = distinct_T >= num_classes
 
     def softmax(self, rows: slice, logits_RV: Tensor, out: Tensor) -> Tensor:
@@ -109,11 +122,25 @@ class ClassCells:
         slots_RK = self.slots_TK[rows]
         logsumexp_R = _logsumexp(logits_RV, self.softmax(rows, logits_RV, softmax_RV))
         mass_RC = softmax_RV.new_zeros((len(slots_RK), self.num_classes + 1))
+        apart_R1 = self._take_apart(rows, softmax_RV)
         mass_RC.index_add_(1, self.groups, softmax_RV)
+        self._put_back(rows, softmax_RV, apart_R1)
         gathered_RK = mass_RC.gather(1, slots_RK).clamp_(min=MASS_FLOOR).log_().add_(logsumexp_R[:, None])
         rest_R = mass_RC.scatter_(1, slots_RK, 0.0).sum(-1).clamp_(min=MASS_FLOOR)
         complement_R = rest_R.log_().add_(logsumexp_R).masked_fill_(self.nothing_left_T[rows], NO_LOGIT)
-        return CellValues(logsumexp_R, gathered_RK.masked_fill_(self.fill_TK[rows], NO_LOGIT), complement_R)
+        return CellValues(logsumexp_R, gathered_RK.masked_fill_(self.none_TK[rows], NO_LOGIT), complement_R)
+
+    def _take_apart(self, rows: slice, softmax_RV: Tensor) -> Tensor | None:
+        """Set the softmax to zero at the entries that are in no cell, and return what it was there."""
+        if self.apart_T1 is None or self.no_apart_T1 is None:
+            return None
+        apart_R1 = softmax_RV.gather(1, self.apart_T1[rows])
+        softmax_RV.scatter_(1, self.apart_T1[rows], apart_R1.where(self.no_apart_T1[rows], 0.0))
+        return apart_R1
+
+    def _put_back(self, rows: slice, softmax_RV: Tensor, apart_R1: Tensor | None) -> None:
+        if self.apart_T1 is not None and apart_R1 is not None:
+            softmax_RV.scatter_(1, self.apart_T1[rows], apart_R1)
 
     def gradient(self, rows: slice, softmax_RV: Tensor, values: CellValues, grads: CellValues, out: Tensor) -> None:
         slots_RK = self.slots_TK[rows]
@@ -123,8 +150,13 @@ class ClassCells:
         # Set, then add: subtracting the rest's factor, which may be 1e30, would lose the others.
         factor_RC.scatter_(1, slots_RK, grads.logsumexp_R[:, None].expand(slots_RK.shape))
         listed_RK = torch.exp(values.logsumexp_R[:, None] - values.gathered_RK) * grads.gathered_RK
-        factor_RC.scatter_add_(1, slots_RK, listed_RK.masked_fill_(self.fill_TK[rows], 0.0))
+        factor_RC.scatter_add_(1, slots_RK, listed_RK.masked_fill_(self.none_TK[rows], 0.0))
         torch.mul(softmax_RV, factor_RC.index_select(1, self.groups), out=out)
+        if self.apart_T1 is not None and self.no_apart_T1 is not None:
+            # An entry in no cell is in the logsumexp alone.
+            alone_R1 = softmax_RV.gather(1, self.apart_T1[rows]) * grads.logsumexp_R[:, None]
+            alone_R1 = out.gather(1, self.apart_T1[rows]).where(self.no_apart_T1[rows], alone_R1)
+            out.scatter_(1, self.apart_T1[rows], alone_R1)
 
 
 def _logsumexp(logits_RV: Tensor, softmax_RV: Tensor) -> Tensor:

@@ -53,6 +53,7 @@ def head_outputs(
     groups: Tensor | None = None,
     num_groups: int | None = None,
     realised_T: Tensor | None = None,
+    realised_cell: bool = False,
     bias: Tensor | None = None,
     softcap: float | None = None,
     scale: float = 1.0,
@@ -84,6 +85,9 @@ def head_outputs(
         num_groups: C; found from ``groups`` if not given, at the price of a device synchronisation.
         realised_T: [T] int64 vocabulary entries (-1 for none) whose own logits are returned too: the realised tokens,
             for cross-entropy beside a loss on classes.
+        realised_cell: the realised token is a cell of its own: it is left out of its class in ``gathered_TK`` (-inf if
+            the class has no other token) and out of the complement, which are summed without it. Needs ``groups``
+            and ``realised_T``; -1 there leaves the row's classes whole.
         bias: [V] added to the product.
         softcap: Gemma's bound on the absolute logit.
         scale: factor on the product (Cohere's ``logit_scale``, one over Granite's ``logits_scaling``).
@@ -96,6 +100,8 @@ def head_outputs(
     for name, constant in (("temperature", temperature), ("softcap", softcap), ("chunk_rows", chunk_rows)):
         if constant is not None and constant <= 0:
             raise ValueError(f"{name} is {constant}, expected a positive number")
+    if realised_cell and (groups is None or realised_T is None):
+        raise ValueError("realised_cell needs groups and realised_T: a listed token is a cell of its own without it")
     _check_inputs(hidden_TD, {"head": (head_VD, "VD"), "bias": (bias, "V"), "groups": (groups, "V"),
                               "ids": (ids_TK, "TK"), "realised": (realised_T, "T")})  # fmt: skip
     compute_dtype = _compute_dtype(hidden_TD, head_VD)
@@ -113,7 +119,8 @@ def head_outputs(
     )
     cells: Cells = TokenCells(ids_TK)
     if groups is not None:
-        cells = ClassCells(ids_TK, groups, num_groups or int(groups.max()) + 1)
+        apart_T = realised_T if realised_cell else None
+        cells = ClassCells(ids_TK, groups, num_groups or int(groups.max()) + 1, apart_T)
     return HeadOutputs(*_Head.apply(hidden_TD, head_VD, bias, cells, realised_T, plan))
 
 

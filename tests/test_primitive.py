@@ -28,6 +28,7 @@ def dense_outputs(
     *,
     groups: Tensor | None = None,
     realised_T: Tensor | None = None,
+    realised_cell: bool = False,
     bias: Tensor | None = None,
     softcap: float | None = None,
     scale: float = 1.0,
@@ -44,13 +45,19 @@ def dense_outputs(
     logits_TV = logits_TV / temperature
     cells_TC = logits_TV
     if groups is not None:
-        cells_TC = torch.stack([logits_TV[:, groups == c].logsumexp(-1) for c in range(int(groups.max()) + 1)], -1)
+        others_TV = logits_TV
+        if realised_cell and realised_T is not None:
+            is_realised_TV = torch.arange(logits_TV.shape[1]) == realised_T[:, None]
+            others_TV = logits_TV.masked_fill(is_realised_TV, -math.inf)
+        cells_TC = torch.stack([others_TV[:, groups == c].logsumexp(-1) for c in range(int(groups.max()) + 1)], -1)
     # One more cell, of no mass, takes the fill.
     cells_TC = torch.nn.functional.pad(cells_TC, (0, 1), value=-math.inf)
     slots_TK = ids_TK.masked_fill(ids_TK < 0, cells_TC.shape[1] - 1)
     gathered_TK = cells_TC.gather(1, slots_TK)
     complement_T = cells_TC.scatter(1, slots_TK, -math.inf).logsumexp(-1)
-    realised = None if realised_T is None else logits_TV.gather(1, realised_T[:, None])[:, 0]
+    realised = None
+    if realised_T is not None:
+        realised = logits_TV.gather(1, realised_T.clamp(min=0)[:, None])[:, 0].masked_fill(realised_T < 0, -math.inf)
     return HeadOutputs(logits_TV.logsumexp(-1), gathered_TK, complement_T, realised)
 
 
@@ -131,6 +138,69 @@ def test_outputs_on_classes_match_dense(
     groups = (torch.arange(V) * 7919) % C
     inputs = problem(num_ids, num_cells=C, fill=num_ids == 5)
     compare(*inputs, groups=groups, chunk_rows=100, realised_T=torch.arange(T), **options)
+
+
+@pytest.mark.parametrize("keep_bytes", [0, 2**30], ids=["recomputed", "kept"])
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_outputs_with_the_realised_token_apart_match_dense(
+    monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], keep_bytes: int
+) -> None:
+    monkeypatch.setattr(primitive, "KEEP_BYTES", keep_bytes)
+    groups = (torch.arange(V) * 7919) % (C - 1)
+    groups[5] = C - 1  # alone in its class
+    hidden_TD, head_VD, ids_TK = problem(9, num_cells=C, fill=True)
+    realised_T = torch.arange(T) * 2 % V
+    realised_T[::3] = 5  # alone, listed in some rows and not in others
+    realised_T[1::7] = -1
+    ids_TK[::2, 0] = groups[realised_T.clamp(min=0)][::2]  # its class is listed, perhaps twice
+    compare(
+        hidden_TD, head_VD, ids_TK, groups=groups, realised_T=realised_T, realised_cell=True, chunk_rows=100, **options
+    )
+
+
+def test_a_realised_token_apart_and_listed_classes_can_be_everything() -> None:
+    hidden_TD, head_VD, _ = problem(1)
+    groups = torch.arange(V) % C
+    groups[5] = C
+    ids_TK = torch.arange(C).repeat(T, 1)
+    realised_T = torch.full((T,), 5)
+    outputs, (grad_hidden, grad_head) = compare(
+        hidden_TD, head_VD, ids_TK, groups=groups, realised_T=realised_T, realised_cell=True
+    )
+    assert bool((outputs.complement_T == -math.inf).all())
+    assert bool(grad_hidden.isfinite().all() & grad_head.isfinite().all())
+
+
+@pytest.mark.parametrize("others", [1e-3, 1e-7, 1e-12])
+def test_a_class_without_its_realised_token_keeps_relative_precision(others: float) -> None:
+    hidden_TD, head_VD, _ = problem(1)
+    bias = torch.zeros(V)
+    bias[0] = -math.log(others)
+    groups = (torch.arange(V) >= V // 2).long()
+    zeros_T = torch.zeros(T, dtype=torch.int64)
+    options = {"groups": groups, "realised_T": zeros_T, "realised_cell": True, "bias": bias}
+    compare(hidden_TD * 0.1, head_VD, zeros_T[:, None], **options)
+
+
+def test_realised_cell_needs_classes() -> None:
+    hidden_TD, head_VD, ids_TK = problem(2)
+    with pytest.raises(ValueError, match="needs groups and realised_T"):
+        head_outputs(hidden_TD, head_VD, ids_TK, realised_T=ids_TK[:, 0], realised_cell=True)
+
+
+@pytest.mark.parametrize("realised_cell", [False, True])
+def test_gradcheck_on_classes_with_a_realised_token(realised_cell: bool) -> None:
+    torch.manual_seed(0)
+    hidden_TD = torch.randn(4, 3, dtype=torch.float64, requires_grad=True)
+    head_VD = torch.randn(8, 3, dtype=torch.float64, requires_grad=True)
+    options = {"groups": torch.arange(8) % 4, "realised_T": torch.tensor([4, 0, 1, -1]), "realised_cell": realised_cell}
+
+    def run(hidden_TD: Tensor, head_VD: Tensor) -> tuple[Tensor, ...]:
+        outputs = head_outputs(hidden_TD, head_VD, torch.tensor([[0, 1], [2, 3], [3, 0], [1, 2]]), **options)
+        real = [value for value in outputs if value is not None]
+        return *real[:3], real[3].masked_fill(real[3] == -math.inf, 0.0)
+
+    assert torch.autograd.gradcheck(run, (hidden_TD, head_VD))
 
 
 @pytest.mark.parametrize("groups", [None, torch.arange(8) % 4], ids=["tokens", "classes"])
