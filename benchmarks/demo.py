@@ -8,17 +8,17 @@ nothing was tuned on.
 
 from __future__ import annotations
 
-import io
 import json
 import shutil
 import time
-from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
+from commands import logitstore, logitstore_json
 from demo_corpus import documents
 from demo_report import write_report
 from demo_tokenizers import train_bytelevel_tokenizer, train_metaspace_tokenizer
+from small_models import save_initial_model
 
 BUILD = Path("build/demo")
 STORE, DATASET = str(BUILD / "store"), "docs"
@@ -84,39 +84,8 @@ def make_tokenizers() -> None:
 
 
 def make_initial_model(name: str, tokenizer: str, **sizes: int) -> None:
-    """A small Llama with random weights, as an ordinary folder: what twins begin from.
-
-    In so short a training the initial weights decide much. Matrices are scaled by their inputs, and those that write
-    into the residual stream begin at zero, so that every block begins as the identity.
-    """
-    import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    from logitstore.tokenizer import Tokenizer
-
-    loaded = Tokenizer.from_folder(str(BUILD / tokenizer))
-    config = LlamaConfig(
-        vocab_size=loaded.vocab_size,
-        **sizes,
-        num_attention_heads=4,
-        num_key_value_heads=4,
-        max_position_embeddings=1024,
-        tie_word_embeddings=True,
-        bos_token_id=loaded.bos_ids[0],
-        eos_token_id=loaded.eos_ids[0],
-    )
-    torch.manual_seed(1)
-    model = LlamaForCausalLM(config)
-    with torch.no_grad():
-        for parameter_name, parameter in model.named_parameters():
-            if "embed" in parameter_name:
-                parameter.normal_(0, 0.1)
-            elif "o_proj" in parameter_name or "down_proj" in parameter_name:
-                parameter.zero_()
-            elif parameter.dim() == 2:
-                parameter.normal_(0, parameter.shape[1] ** -0.5)
-    model.save_pretrained(BUILD / name)
-    loaded.save(BUILD / name)
+    """What twins begin from."""
+    save_initial_model(BUILD / name, BUILD / tokenizer, seed=1, **sizes)
 
 
 def train(name: str, initial: str, objective: str, lr: float, steps: int) -> dict[str, Any]:
@@ -167,27 +136,6 @@ def print_table(summary: dict[str, float]) -> None:
         f"distilled; {summary['seconds']:.0f} s in all"
     )
     console.print(f"{BUILD}/summary.json, {BUILD}/report.html")
-
-
-def logitstore(*arguments: str) -> None:
-    """Run a command as the shell would, and show it."""
-    from logitstore.cli.main import cli
-
-    print("$ logitstore", *arguments, flush=True)
-    if cli.main(list(arguments), prog_name="logitstore", standalone_mode=False):
-        raise SystemExit(1)
-
-
-def logitstore_json(*arguments: str) -> dict[str, Any]:
-    """Run a command with ``--json`` and return what it printed."""
-    from logitstore.cli.main import cli
-
-    print("$ logitstore", *arguments, "--json", flush=True)
-    printed, began = io.StringIO(), time.monotonic()
-    with redirect_stdout(printed):
-        cli.main([*arguments, "--json"], prog_name="logitstore", standalone_mode=False)
-    print(f"  ({time.monotonic() - began:.0f} s)", flush=True)
-    return json.loads(printed.getvalue())
 
 
 if __name__ == "__main__":
