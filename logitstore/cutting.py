@@ -87,6 +87,11 @@ class Cutter:
         """Whether ``text`` holds the spelling of a special token."""
         return self._special_spelling.search(text) is not None
 
+    def specials_of(self, text: str) -> list[int]:
+        """Special tokens that ``text`` spells, in order."""
+        ids = self._parsing.encode(text, add_special_tokens=False).ids
+        return [index for index in ids if index in self.special_tokens]
+
     def leading_ids(self) -> list[int]:
         """Ids that the tokenizer's own post-processor puts before a text: BOS, or none."""
         bare, dressed = (self._literal.encode("a", add_special_tokens=add).ids for add in (False, True))

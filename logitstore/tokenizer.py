@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from logitstore.cutting import Cutter, CutText
 from logitstore.digests import digest_bytes
 from logitstore.documents import Document
 from logitstore.errors import TokenizerError
+from logitstore.special_roles import SpecialRoles, find_end_of_turn, find_pad
 from logitstore.tokenizer_assets import decode_tokenizer, encode_tokenizer
 from logitstore.tokenizer_folder import TokenizerFolder, read_tokenizer_folder, write_tokenizer_folder
 
@@ -54,11 +56,13 @@ class Tokenizer:
         bos_ids: Sequence[int] = (),
         eos_ids: Sequence[int] = (),
         chat_template: ChatTemplate | None = None,
+        pad_id: int | None = None,
     ) -> None:
         """For ``from_folder`` and ``from_asset``."""
         self._asset = asset
         self._cutter = cutter
         self._chat_template = chat_template
+        self._pad_id = pad_id
         self.fingerprint = digest_bytes(asset)
         self.bos_ids = tuple(bos_ids)
         self.eos_ids = tuple(eos_ids)
@@ -90,6 +94,7 @@ class Tokenizer:
                 bos_ids=bos_ids,
                 eos_ids=_named_ids(cutter, folder, "eos_token"),
                 chat_template=None if template is None else ChatTemplate(template, folder.special_tokens),
+                pad_id=cutter.id_of(folder.special_tokens.get("pad_token", "")),
             )
         except TokenizerError as error:
             raise TokenizerError(f"{path}: {error}") from error
@@ -151,6 +156,22 @@ class Tokenizer:
     def special_ids(self) -> frozenset[int]:
         """Ids of all special tokens, BOS and EOS among them."""
         return self._special_ids
+
+    @cached_property
+    def roles(self) -> SpecialRoles:
+        """Special tokens by what they are for.
+
+        The chat template and the configuration come first; what they do not say is told by well-known spellings, so a
+        tokenizer out of a store, which keeps no more than texts ask for, may know its padding by another token.
+        """
+        cutter = self._cutter
+        ids = {spelling: index for index, spelling in cutter.special_tokens.items()}
+        return SpecialRoles(
+            bos=self.bos_ids[0] if self.bos_ids else None,
+            eos=self.eos_ids[0] if self.eos_ids else None,
+            end_of_turn=find_end_of_turn(self._chat_template, cutter.specials_of, ids.get),
+            pad=self._pad_id if self._pad_id is not None else find_pad(ids.get),
+        )
 
     def encode_text(self, text: str) -> list[int]:
         """Ids of a text by itself, without BOS and EOS; the spelling of a special token is ordinary text."""
