@@ -11,7 +11,8 @@ from torch import Tensor
 
 from logitstore.consumer.batches import Batch
 from logitstore.consumer.data import TeacherColumns
-from logitstore.consumer.objectives import Objective, teacher_loss, token_cross_entropy
+from logitstore.consumer.divergences import teacher_loss
+from logitstore.consumer.objectives import Objective, token_cross_entropy
 from logitstore.consumer.primitive import HeadOutputs, head_outputs
 from logitstore.consumer.projection import student_groups
 from logitstore.consumer.student import Student

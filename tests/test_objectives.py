@@ -13,13 +13,8 @@ torch = pytest.importorskip("torch")
 
 from torch import Tensor  # noqa: E402
 
-from logitstore.consumer.objectives import (  # noqa: E402
-    forward_kl_partition,
-    parse_objective,
-    sampled_cross_entropy,
-    teacher_loss,
-    token_cross_entropy,
-)
+from logitstore.consumer.divergences import forward_kl_partition, sampled_cross_entropy, teacher_loss  # noqa: E402
+from logitstore.consumer.objectives import parse_objective, token_cross_entropy  # noqa: E402
 from logitstore.consumer.primitive import HeadOutputs, head_outputs  # noqa: E402
 from logitstore.consumer.rows import TeacherRows, partition_rows, sampled_rows  # noqa: E402
 from logitstore.errors import ConfigError  # noqa: E402

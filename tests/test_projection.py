@@ -16,11 +16,11 @@ torch = pytest.importorskip("torch")
 from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
-from logitstore.consumer.objectives import teacher_loss  # noqa: E402
+from logitstore.consumer.divergences import teacher_loss  # noqa: E402
 from logitstore.consumer.primitive import head_outputs  # noqa: E402
 from logitstore.consumer.projection import project_rows  # noqa: E402
 from logitstore.consumer.rows import TeacherRows, partition_rows, sampled_rows  # noqa: E402
-from logitstore.first_tokens import first_tokens  # noqa: E402
+from logitstore.token_cuts import cut_tokens  # noqa: E402
 from logitstore.vocabulary_classes import vocabulary_classes  # noqa: E402
 
 BYTES = [bytes([byte]) for byte in b"ab1 "]
@@ -69,7 +69,7 @@ def test_project_rows_matches_a_loop(drawn: tuple[TeacherRows, np.ndarray]) -> N
 def test_divergence_between_vocabularies_is_zero_at_agreement() -> None:
     student: list[bytes | None] = [*BYTES, b"ab", b"11", b"a1b"]
     teacher: list[bytes | None] = [*BYTES, b"aba", b"1a"]
-    classes = vocabulary_classes(first_tokens(student, teacher), first_tokens(teacher, student))
+    classes = vocabulary_classes(cut_tokens(student, teacher).first, cut_tokens(teacher, student).first)
     groups, teacher_class = (torch.from_numpy(x).long() for x in (classes.student_class, classes.teacher_class))
     logprobs_NV = torch.log_softmax(torch.randn(1, len(teacher), generator=torch.Generator().manual_seed(0)), -1)
     rows = partition_rows(torch.arange(len(teacher))[None], logprobs_NV, torch.tensor([-math.inf]))
