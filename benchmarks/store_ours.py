@@ -12,6 +12,7 @@ import numpy as np
 from store_corpus import load_corpus, token_bytes
 from store_rows import TeacherRows
 
+from logitstore.byte_ends import Proof
 from logitstore.documents import Document, Segment
 from logitstore.parts import Part
 from logitstore.signals import SparseSignal, scalar_columns, stage_scalars, stage_sparse
@@ -100,7 +101,7 @@ def stage_inputs(vocabulary: str) -> tuple[StagedPart, StagedPart, int]:
         lengths = np.array([len(piece) for piece in pieces], np.int32)
         lengths[1] -= has_space
         documents.append(Document((Segment("text", b"".join(pieces)[has_space:].decode()),)))
-        tokenized.append(TokenizedDocument(ids, lengths, exact=True))
+        tokenized.append(TokenizedDocument(ids, lengths, Proof.BYTES))
     return stage_text(documents), stage_tokens(tokenized), sum(map(len, corpus.training + corpus.held_out))
 
 

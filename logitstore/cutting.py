@@ -11,10 +11,11 @@ from functools import cached_property
 import numpy as np
 import tokenizers
 
+from logitstore.byte_ends import Proof, weakest
 from logitstore.byte_lengths import ByteTable, lengths_from_offsets
 from logitstore.errors import TokenizerError
 from logitstore.tokenizer_assets import decode_tokenizer
-from logitstore.vocabulary import special_tokens, token_bytes
+from logitstore.vocabulary import added_tokens, special_tokens, token_bytes
 
 
 @dataclass(frozen=True)
@@ -24,12 +25,12 @@ class CutText:
     Attributes:
         ids: int32 [T].
         byte_lengths: int32 [T], bytes of the string's UTF-8 that each token covers.
-        exact: the lengths are proven, not estimated.
+        proof: what proves the lengths.
     """
 
     ids: np.ndarray
     byte_lengths: np.ndarray
-    exact: bool
+    proof: Proof
 
 
 class Cutter:
@@ -51,7 +52,7 @@ class Cutter:
         tokenizer_json = decode_tokenizer(asset)
         self.special_tokens = special_tokens(tokenizer_json)
         self.token_bytes = token_bytes(tokenizer_json)
-        self._byte_table = ByteTable(self.token_bytes, self.special_tokens)
+        self._byte_table = ByteTable(self.token_bytes, added_tokens(tokenizer_json))
         self._json = json.dumps(tokenizer_json)
         # Two copies, since what a special token's spelling in a text means is a setting of the whole tokenizer.
         self._literal = _build(self._json)
@@ -68,15 +69,11 @@ class Cutter:
         cut: list[CutText | None] = []
         for encoding, text in zip(tokenizer.encode_batch_fast(texts, add_special_tokens=False), texts, strict=True):
             ids = np.array(encoding.ids, dtype=np.int32)
-            lengths = self._byte_table.prove(ids, text.encode())
-            cut.append(None if lengths is None else CutText(ids, lengths, exact=True))
+            lengths, failed, _ = self._byte_table.prove(ids, _utf8(text))
+            cut.append(CutText(ids, lengths, Proof.BYTES) if failed < 0 else None)
         unproven = [text for text, tokens in zip(texts, cut, strict=True) if tokens is None]
         estimated = map(_estimate, tokenizer.encode_batch(unproven, add_special_tokens=False), unproven)
         return [next(estimated) if tokens is None else tokens for tokens in cut]
-
-    def ids_of(self, texts: Sequence[str]) -> list[list[int]]:
-        """Ids of the tokens of each text; what they cover is not looked at."""
-        return [encoding.ids for encoding in self._literal.encode_batch_fast(texts, add_special_tokens=False)]
 
     def cut_runs(self, runs: Sequence[tuple[str, bool]]) -> CutText:
         """Tokens of a string in runs (text, whether to parse special tokens), each cut by itself."""
@@ -84,7 +81,7 @@ class Cutter:
         return CutText(
             np.concatenate([part.ids for part in parts]),
             np.concatenate([part.byte_lengths for part in parts]),
-            exact=all(part.exact for part in parts),
+            weakest(part.proof for part in parts),
         )
 
     def spells_special(self, text: str) -> bool:
@@ -127,6 +124,10 @@ def _build(tokenizer_json: str) -> tokenizers.Tokenizer:
         raise TokenizerError(f"tokenizer.json is not accepted by tokenizers {version}: {error}; update it") from error
 
 
+def _utf8(text: str) -> np.ndarray:
+    return np.frombuffer(text.encode(), dtype=np.uint8)
+
+
 def _estimate(encoding: tokenizers.Encoding, text: str) -> CutText:
     lengths = lengths_from_offsets([end for _, end in encoding.offsets], text)
-    return CutText(np.array(encoding.ids, dtype=np.int32), lengths, exact=False)
+    return CutText(np.array(encoding.ids, dtype=np.int32), lengths, Proof.NONE)

@@ -1,7 +1,7 @@
 """Token parts: the whole documents of a block, as one tokenizer cuts them.
 
 tokens     int32 [T, 2]   id, byte_length: canonical bytes that the token newly covers (0 for BOS, EOS, template)
-documents  int64 [D, 2]   token_end, exact: whether the byte lengths were proven on the text
+documents  int64 [D, 2]   token_end, exact: what proves the byte lengths on the text (``byte_ends.Proof``), 0 if nothing
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from logitstore.byte_ends import Proof
 from logitstore.parts import Part
 from logitstore.staging import ArrayToStore, StagedPart, stage
 from logitstore.tokenizer import TokenizedDocument, Tokenizer
@@ -25,13 +26,18 @@ class TokenBlock:
         ids: int32 [T].
         byte_lengths: int32 [T].
         ends: int64 [D], where each document's tokens end.
-        exact: bool [D].
+        proof: int8 [D], what proves each document's byte lengths, see ``byte_ends.Proof``.
     """
 
     ids: np.ndarray
     byte_lengths: np.ndarray
     ends: np.ndarray
-    exact: np.ndarray
+    proof: np.ndarray
+
+    @property
+    def exact(self) -> np.ndarray:
+        """bool [D], whether a document's byte lengths are proven, by whatever."""
+        return self.proof > Proof.NONE
 
     @property
     def num_tokens(self) -> int:
@@ -62,11 +68,11 @@ def stage_tokens(documents: Sequence[TokenizedDocument]) -> StagedPart:
     ids = np.concatenate([document.ids for document in documents])
     lengths = np.concatenate([document.byte_lengths for document in documents])
     ends = np.cumsum([len(document.ids) for document in documents])
-    exact = [document.exact for document in documents]
+    proof = [document.proof for document in documents]
     arrays = {
         "tokens": ArrayToStore(np.stack([ids, lengths], axis=1).astype(np.int32), {"columns": ["id", "byte_length"]}),
         "documents": ArrayToStore(
-            np.stack([ends, exact], axis=1).astype(np.int64), {"columns": ["token_end", "exact"]}
+            np.stack([ends, proof], axis=1).astype(np.int64), {"columns": ["token_end", "exact"]}
         ),
     }
     return stage("tokens", arrays, {"num_tokens": len(ids)})
@@ -83,5 +89,5 @@ def read_tokens(part: Part) -> TokenBlock:
         np.ascontiguousarray(tokens[:, 0]),
         np.ascontiguousarray(tokens[:, 1]),
         np.ascontiguousarray(documents[:, 0]),
-        documents[:, 1].astype(bool),
+        documents[:, 1].astype(np.int8),
     )

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from logitstore.byte_ends import Proof
 from logitstore.chat import RENDERING_DATE, ChatTemplate, RenderedChat
 from logitstore.cutting import Cutter, CutText
 from logitstore.digests import digest_bytes
@@ -30,12 +31,17 @@ class TokenizedDocument:
         ids: int32 [T].
         byte_lengths: int32 [T], canonical bytes that each token newly covers: 0 for BOS, EOS and what a chat template
             writes. They sum up to the document's bytes.
-        exact: the lengths are proven; otherwise they are estimated, and only their sum is certain.
+        proof: what proves the lengths; without proof they are estimated, and only their sum is certain.
     """
 
     ids: np.ndarray
     byte_lengths: np.ndarray
-    exact: bool
+    proof: Proof
+
+    @property
+    def exact(self) -> bool:
+        """Whether the lengths are proven, by whatever."""
+        return self.proof is not Proof.NONE
 
 
 class Tokenizer:
@@ -244,7 +250,7 @@ class Tokenizer:
             tokens = self._cutter.cut_runs([(run, not is_content) for run, is_content in chat.runs()])
         lengths = chat.content_lengths(tokens.byte_lengths)
         has_bos = tokens.ids[: len(self.bos_ids)].tolist() == list(self.bos_ids)
-        in_content = CutText(tokens.ids, lengths, tokens.exact and chat.verbatim)
+        in_content = CutText(tokens.ids, lengths, tokens.proof if chat.verbatim else Proof.NONE)
         return _finish(document, in_content, () if has_bos else self.bos_ids, ())
 
 
@@ -279,4 +285,4 @@ def _finish(document: Document, tokens: CutText, before: Sequence[int], after: S
             where = document.source or "a document"
             raise TokenizerError(f"{where}: the tokenizer makes no tokens of {document.text[:40]!r}: leave it out")
         lengths[-1] += missing
-    return TokenizedDocument(ids, lengths, tokens.exact and not missing)
+    return TokenizedDocument(ids, lengths, Proof.NONE if missing else tokens.proof)

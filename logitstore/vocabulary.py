@@ -8,26 +8,30 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 Decoder = Callable[[str], bytes | None]
 
+_WORD_MARKS = ("continuing_subword_prefix", "end_of_word_suffix")
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 def token_bytes(tokenizer_json: Mapping[str, Any]) -> list[bytes | None]:
     """UTF-8 (or partial UTF-8) that each token stands for, by id.
 
-    Knows ByteLevel BPE, and BPE or Unigram with metaspace ("▁" for a space) and byte fallback (``<0x0A>``). Tokens of
-    other kinds (WordPiece, ...) stand for their own spelling, which fails to prove itself wherever that is not so.
+    Knows ByteLevel BPE, BPE or Unigram with metaspace ("▁" for a space) and byte fallback (``<0x0A>``), the marks of
+    WordPiece ("##" before what continues a word) and those of older BPE ("</w>" after a word): the space between two
+    words is no token's own. Tokens of other kinds stand for their own spelling, which fails to prove itself wherever
+    that is not so.
 
     Args:
         tokenizer_json: the parsed ``tokenizer.json``.
 
     Returns:
-        A list of length (highest id + 1); None for special tokens, for ids that no token has, and for tokens that have
-        no bytes of their own.
+        A list of length (highest id + 1); None for special tokens, for the unknown token, for ids that no token has,
+        and for tokens that have no bytes of their own.
     """
     decode = _decoder(tokenizer_json)
     ids = dict(_vocabulary(tokenizer_json["model"]))
@@ -36,10 +40,46 @@ def token_bytes(tokenizer_json: Mapping[str, Any]) -> list[bytes | None]:
     table: list[bytes | None] = [None] * size
     for token, index in ids.items():
         table[index] = decode(token)
+    unknown = unknown_id(tokenizer_json)
+    if unknown is not None:
+        table[unknown] = None
+    # Added tokens are matched in the text before the model runs, so they are spelled as they are, but for those that
+    # are matched in the text as normalised.
+    spell = _spelling_after_normaliser(tokenizer_json)
     for token in added:
-        # Added tokens are matched in the text before the model runs, so they are spelled as they are.
-        table[token["id"]] = None if token.get("special") else token["content"].encode()
+        content = spell(token["content"]) if token.get("normalized") else token["content"]
+        table[token["id"]] = None if token.get("special") else content.encode()
     return table
+
+
+@dataclass(frozen=True)
+class AddedToken:
+    """A token that is found in a text before the model cuts it."""
+
+    content: str
+    special: bool = False
+    lstrip: bool = False
+    """It takes the white space before it."""
+    rstrip: bool = False
+    """It takes the white space after it."""
+
+
+def added_tokens(tokenizer_json: Mapping[str, Any]) -> dict[int, AddedToken]:
+    """The added tokens, special ones among them, by id."""
+    flags = ("special", "lstrip", "rstrip")
+    return {
+        token["id"]: AddedToken(token["content"], **{name: bool(token.get(name)) for name in flags})
+        for token in tokenizer_json.get("added_tokens") or []
+    }
+
+
+def unknown_id(tokenizer_json: Mapping[str, Any]) -> int | None:
+    """The token that stands for what the vocabulary cannot spell, if there is one."""
+    model = tokenizer_json["model"]
+    if model.get("unk_id") is not None:  # Unigram
+        return int(model["unk_id"])
+    token = model.get("unk_token")
+    return None if token is None else dict(_vocabulary(model)).get(token)
 
 
 def special_tokens(tokenizer_json: Mapping[str, Any]) -> dict[int, str]:
@@ -63,11 +103,13 @@ def _decoder(tokenizer_json: Mapping[str, Any]) -> Decoder:
         return _decode_bytelevel
     has_bytes = tokenizer_json["model"].get("byte_fallback") or any(step["type"] == "ByteFallback" for step in steps)
     replacements = list(_replacements(steps))
+    prefix, suffix = (tokenizer_json["model"].get(name) or "" for name in _WORD_MARKS)
 
     def decode(token: str) -> bytes | None:
         byte = _BYTE_TOKEN.fullmatch(token) if has_bytes else None
         if byte is not None:
             return bytes.fromhex(byte[1])
+        token = _without_marks(token, prefix, suffix)
         for old, new in replacements:
             token = token.replace(old, new)
         return token.encode()
@@ -75,13 +117,33 @@ def _decoder(tokenizer_json: Mapping[str, Any]) -> Decoder:
     return decode
 
 
+def _without_marks(token: str, prefix: str, suffix: str) -> str:
+    """A token that is nothing but its mark stands for itself."""
+    bare = token.removeprefix(prefix).removesuffix(suffix)
+    return bare or token
+
+
+def _spelling_after_normaliser(tokenizer_json: Mapping[str, Any]) -> Callable[[str], str]:
+    """What text gives a spelling once it is normalised: a normaliser that writes "▁" for spaces is undone."""
+    steps = _flatten(tokenizer_json.get("normalizer"))
+    undo = [(new, old) for old, new in _replacements(list(steps)) if old == " " and new]
+
+    def spell(content: str) -> str:
+        for new, old in undo:
+            content = content.replace(new, old)
+        return content
+
+    return spell
+
+
 def _flatten(component: Mapping[str, Any] | None) -> Iterator[Mapping[str, Any]]:
-    """The steps of a decoder or pre-tokenizer, sequences opened."""
+    """The steps of a decoder, pre-tokenizer or normaliser, sequences opened."""
     if component is None:
         return
     if component["type"] == "Sequence":
-        for step in component.get("decoders") or component.get("pretokenizers") or ():
-            yield from _flatten(step)
+        for name in ("decoders", "pretokenizers", "normalizers"):
+            for step in component.get(name) or ():
+                yield from _flatten(step)
     else:
         yield component
 
