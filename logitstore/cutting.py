@@ -75,6 +75,10 @@ class Cutter:
         estimated = map(_estimate, tokenizer.encode_batch(unproven, add_special_tokens=False), unproven)
         return [next(estimated) if tokens is None else tokens for tokens in cut]
 
+    def ids_of(self, texts: Sequence[str]) -> list[list[int]]:
+        """Ids of the tokens of each text; what they cover is not looked at."""
+        return [encoding.ids for encoding in self._literal.encode_batch_fast(texts, add_special_tokens=False)]
+
     def cut_runs(self, runs: Sequence[tuple[str, bool]]) -> CutText:
         """Tokens of a string in runs (text, whether to parse special tokens), each cut by itself."""
         parts = [self.cut([run], parse_special=parse_special)[0] for run, parse_special in runs if run]
