@@ -11,18 +11,42 @@ from typing import Any
 import numpy as np
 
 from logitstore.alignment import Alignment, align
+from logitstore.manifest import Column, Manifest
 from logitstore.parts import Part
 from logitstore.staging import ArrayToStore, StagedPart, stage
 from logitstore.token_parts import TokenBlock
+from logitstore.tokenizer import Tokenizer
+
+# Version 1 paired whatever stood directly after a message, and aligned unproven documents by their estimates.
+_VERSION = "2"
 
 
 def alignment_template(teacher_tokens: str, student_tokens: str) -> dict[str, Any]:
     """Args: ids of the two tokens columns."""
-    return {"kind": "alignment", "version": "1", "teacher_tokens": teacher_tokens, "student_tokens": student_tokens}
+    return {
+        "kind": "alignment",
+        "version": _VERSION,
+        "teacher_tokens": teacher_tokens,
+        "student_tokens": student_tokens,
+    }
 
 
-def align_blocks(teacher: TokenBlock, student: TokenBlock) -> Alignment:
-    return align(teacher.byte_lengths, teacher.ends, teacher.exact, student.byte_lengths, student.ends, student.exact)
+def find_alignment(manifest: Manifest, teacher_tokens: str, student_tokens: str) -> Column | None:
+    """The alignment of two tokens columns (by their ids), as the newest version that the dataset has of it."""
+    found = manifest.find("alignment", teacher_tokens=teacher_tokens, student_tokens=student_tokens)
+    return max(found, key=lambda column: int(column.template["version"]), default=None)
+
+
+def closing_ids(tokenizer: Tokenizer) -> frozenset[int]:
+    """Tokens that end a text or a turn."""
+    ends = (tokenizer.roles.eos, tokenizer.roles.end_of_turn)
+    return frozenset(index for index in ends if index is not None)
+
+
+def align_blocks(
+    teacher: TokenBlock, student: TokenBlock, teacher_tokenizer: Tokenizer, student_tokenizer: Tokenizer
+) -> Alignment:
+    return align(teacher, student, closing_ids(teacher_tokenizer), closing_ids(student_tokenizer))
 
 
 def stage_alignment(alignment: Alignment) -> StagedPart:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Iterator, Mapping, Sequence
+import threading
+from collections.abc import Collection, Iterable, Iterator
+from functools import cached_property
 from importlib.metadata import version
 from typing import Any
 
@@ -17,17 +19,21 @@ from logitstore.plan import Plan
 from logitstore.recipes import WRITER, Answer, Recipe
 from logitstore.store import Store
 from logitstore.text_parts import read_documents_of, text_recipe
-from logitstore.token_parts import read_tokens, stage_tokens, tokens_template
+from logitstore.token_parts import TokenBlock, read_tokens, stage_tokens, tokens_template
 from logitstore.tokenizer import Tokenizer
 
 
 class TextColumns:
-    """The tokens and alignment columns that a run asks for, and their answers, block by block."""
+    """The tokens and alignment columns that a run asks for, and their answers, block by block.
+
+    Answers may be asked for while another thread fills the columns.
+    """
 
     def __init__(self, store: Store, plan: Plan, current: Manifest | None = None) -> None:
         """Args: ``current`` is the newest version of the dataset, whose answers need not be looked for."""
         self._store, self._plan, self._current = store, plan, current
         self._tokenizers: dict[str, Tokenizer] = {}
+        self._being_cut: dict[str, threading.Lock] = {}
         self.requested: dict[str, tuple[Template, str]] = {}
         """By column id, (template, label)."""
 
@@ -41,7 +47,7 @@ class TextColumns:
             if chat_template is not None and self._plan.has_chats:
                 self._store.put_asset(chat_template)
             self.requested[column] = (template, label)
-            self._tokenizers[column] = tokenizer
+            self._tokenizers[column], self._being_cut[column] = tokenizer, threading.Lock()
         return column
 
     def add_alignment(self, teacher: str, student: str, label: str) -> None:
@@ -50,58 +56,91 @@ class TextColumns:
             template = alignment_template(teacher, student)
             self.requested[digest_json(template)] = (template, label)
 
+    def missing(self) -> set[int]:
+        """Blocks where some answer is missing."""
+        templates = [template for template, _ in self.requested.values()]
+        return find_answers(self._store, self._plan, templates, self._current).lacking(self.requested)
+
     def fill(self) -> None:
         """Answer whatever is missing."""
-        templates = [template for template, _ in self.requested.values()]
-        missing = find_answers(self._store, self._plan, templates, self._current).lacking(self.requested)
+        for _ in self.filling(self.missing()):
+            pass
+
+    def filling(self, blocks: Collection[int], columns: Collection[str] | None = None) -> Iterator[int]:
+        """Answer what is missing of these columns (all by default), and yield each block that is done."""
+        wanted = [column for column in self.requested if columns is None or column in columns]
         for number in walk(self._plan):
-            if number in missing:
-                self._fill_block(self._plan.blocks.digests[number])
+            if number in blocks:
+                self._fill_block(self._plan.blocks.digests[number], wanted)
+                yield number
 
     def tokens(self, column: str, block: str) -> Answer:
         """The answer of a tokens column for any block whose text is stored, made if need be."""
-        text = self._text(block)
-        recipe = recipe_for(self.requested[column][0], block, {TEXT_ID: text})
+        return self._answer_tokens(column, _Block(self._store, block))
+
+    def _fill_block(self, digest: str, columns: Iterable[str]) -> None:
+        block = _Block(self._store, digest)
+        for column in columns:
+            if self.requested[column][0]["kind"] == "tokens":
+                block.answers[column] = self._answer_tokens(column, block)
+            else:
+                self._answer_alignment(column, block)
+
+    def _answer_tokens(self, column: str, block: _Block) -> Answer:
+        recipe = recipe_for(self.requested[column][0], block.digest, block.answers)
         assert recipe is not None, "tokens build on the text alone"
         answer = self._store.answer(recipe)
-        return answer or self._commit_tokens(recipe, column, read_documents_of(self._store.part(text.part)))
+        if answer is not None:
+            return answer
+        with self._being_cut[column]:  # whoever comes second waits for the first, and has the answer
+            return self._store.answer(recipe) or self._commit_tokens(recipe, column, block)
 
-    def _fill_block(self, block: str) -> None:
-        answers = {TEXT_ID: self._text(block)}
-        documents: Sequence[Document] = ()
-        for column, (template, _) in self.requested.items():
-            recipe = recipe_for(template, block, answers)
-            assert recipe is not None, "tokens are asked for before the alignments that build on them"
-            answer = self._store.answer(recipe)
-            if answer is None and template["kind"] == "tokens":
-                documents = documents or read_documents_of(self._store.part(answers[TEXT_ID].part))
-                answer = self._commit_tokens(recipe, column, documents)
-            elif answer is None:
-                answer = self._commit_alignment(recipe, template, answers)
-            answers[column] = answer
+    def _answer_alignment(self, column: str, block: _Block) -> None:
+        template, _ = self.requested[column]
+        recipe = recipe_for(template, block.digest, block.answers)
+        assert recipe is not None, "tokens are asked for before the alignments that build on them"
+        if self._store.answer(recipe) is not None:
+            return
+        sides = [template[side] for side in ("teacher_tokens", "student_tokens")]
+        teacher, student = (block.tokens(side) for side in sides)
+        alignment = align_blocks(teacher, student, *(self._tokenizers[side] for side in sides))
+        stats = {"num_rows": student.num_tokens, **vars(alignment.statistics)}
+        self._store.commit_part(recipe, stage_alignment(alignment), stats, _provenance())
 
-    def _text(self, block: str) -> Answer:
-        answer = self._store.answer(text_recipe(block))
-        if answer is None:
-            raise StoreError(f"block {block[:16]}: its text is not in the store; name the corpus again with --data")
-        return answer
-
-    def _commit_tokens(self, recipe: Recipe, column: str, documents: Sequence[Document]) -> Answer:
-        tokenized = self._tokenizers[column].tokenize(documents)
+    def _commit_tokens(self, recipe: Recipe, column: str, block: _Block) -> Answer:
+        tokenized = self._tokenizers[column].tokenize(block.documents)
         stats = {
             "num_rows": sum(len(document.ids) for document in tokenized),
-            "num_documents": len(documents),
+            "num_documents": len(tokenized),
             "num_exact_documents": sum(document.exact for document in tokenized),
         }
         return self._store.commit_part(recipe, stage_tokens(tokenized), stats, _provenance())
 
-    def _commit_alignment(self, recipe: Recipe, template: Template, answers: Mapping[str, Answer]) -> Answer:
-        teacher, student = (
-            read_tokens(self._store.part(answers[template[side]].part)) for side in ("teacher_tokens", "student_tokens")
-        )
-        alignment = align_blocks(teacher, student)
-        stats = {"num_rows": student.num_tokens, **vars(alignment.statistics)}
-        return self._store.commit_part(recipe, stage_alignment(alignment), stats, _provenance())
+
+class _Block:
+    """A block in hand: what was read of it once need not be read again.
+
+    Attributes:
+        answers: by column id, what is known of it.
+    """
+
+    def __init__(self, store: Store, digest: str) -> None:
+        text = store.answer(text_recipe(digest))
+        if text is None:
+            raise StoreError(f"block {digest[:16]}: its text is not in the store; name the corpus again with --data")
+        self._store, self.digest = store, digest
+        self.answers = {TEXT_ID: text}
+        self._tokens: dict[str, TokenBlock] = {}
+
+    @cached_property
+    def documents(self) -> list[Document]:
+        return read_documents_of(self._store.part(self.answers[TEXT_ID].part))
+
+    def tokens(self, column: str) -> TokenBlock:
+        """Of a tokens column whose answer is known."""
+        if column not in self._tokens:
+            self._tokens[column] = read_tokens(self._store.part(self.answers[column].part))
+        return self._tokens[column]
 
 
 def walk(plan: Plan) -> Iterator[int]:
