@@ -13,18 +13,18 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from logitstore.alignment_parts import alignment_template, read_pairs
+from logitstore.alignment_parts import find_alignment, read_pairs
 from logitstore.consumer.rows import require_unit_temperature
 from logitstore.digests import digest_json
 from logitstore.documents import TRAINABLE_ROLES
 from logitstore.errors import ConfigError, TrainingError
-from logitstore.first_tokens import first_tokens
 from logitstore.inspection import stored_tokenizer
 from logitstore.manifest import Column, Manifest
 from logitstore.selections import is_sampled, policy_names, selection_name
 from logitstore.signals import SparseSignal, read_scalars, read_sparse
 from logitstore.store import DatasetVersion, Store
 from logitstore.text_parts import read_documents_of
+from logitstore.token_cuts import cut_tokens
 from logitstore.token_parts import TokenBlock, read_document_ends, read_tokens, tokens_template
 from logitstore.tokenizer import Tokenizer
 from logitstore.vocabulary_classes import VocabularyClasses, vocabulary_classes
@@ -265,7 +265,7 @@ def _teacher_columns(
     scalars = next(manifest.find("signal", signal="scalars", **same), None)
     if teacher_tokens == tokens.id:
         return TeacherColumns(name, weight, sparse, scalars)
-    alignment = manifest.column(digest_json(alignment_template(teacher_tokens, tokens.id)))
+    alignment = find_alignment(manifest, teacher_tokens, tokens.id)
     if alignment is None:
         raise TrainingError(
             f"the student's tokens are in the dataset, but not their alignment with teacher {name!r}; make it with "
@@ -283,8 +283,8 @@ def common_classes(student: Tokenizer, teacher: Tokenizer) -> VocabularyClasses:
         for pair in zip(student.rendering()[side], teacher.rendering()[side], strict=False)
     ]
     return vocabulary_classes(
-        first_tokens(student.token_bytes, teacher.token_bytes, teacher.encode_text),
-        first_tokens(teacher.token_bytes, student.token_bytes, student.encode_text),
+        cut_tokens(student.token_bytes, teacher.token_bytes, teacher.encode_texts).first,
+        cut_tokens(teacher.token_bytes, student.token_bytes, student.encode_texts).first,
         roles,
     )
 

@@ -43,14 +43,14 @@ class VocabularyClasses:
 
 
 def vocabulary_classes(
-    first_teacher_token: NDArray[np.int64],
-    first_student_token: NDArray[np.int64],
+    first_teacher_token: NDArray[np.integer],
+    first_student_token: NDArray[np.integer],
     role_pairs: Sequence[tuple[int, int]] = (),
 ) -> VocabularyClasses:
     """The common partition of two vocabularies, from the first token of each token on the other side.
 
     Args:
-        first_teacher_token: [V_student] f(s), a teacher token or -1; see ``first_tokens``.
+        first_teacher_token: [V_student] f(s), a teacher token or -1; see ``token_cuts``.
         first_student_token: [V_teacher] g(v), a student token or -1.
         role_pairs: (student id, teacher id) of special tokens with one role (end of text, beginning of text).
 
@@ -83,6 +83,6 @@ def vocabulary_classes(
     return VocabularyClasses(student_class, compact[teacher], len(names) + int(alone.any()))
 
 
-def _check_first(side: str, ids: NDArray[np.int64], size: int) -> None:
+def _check_first(side: str, ids: NDArray[np.integer], size: int) -> None:
     if len(ids) and not -1 <= ids.min() <= ids.max() < size:
         raise ValueError(f"first {side} tokens span {ids.min()}..{ids.max()}, expected ids in -1..{size - 1}")

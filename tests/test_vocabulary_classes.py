@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from logitstore.first_tokens import first_tokens
+from logitstore.token_cuts import cut_tokens
 from logitstore.vocabulary_classes import VocabularyClasses, vocabulary_classes
 
 BYTES = [bytes([byte]) for byte in b"ab1 "]
 
 
 def classes_of(student: list[bytes | None], teacher: list[bytes | None], **options: object) -> VocabularyClasses:
-    return vocabulary_classes(first_tokens(student, teacher), first_tokens(teacher, student), **options)  # type: ignore[arg-type]
+    return vocabulary_classes(cut_tokens(student, teacher).first, cut_tokens(teacher, student).first, **options)  # type: ignore[arg-type]
 
 
 def test_digits_of_different_grain_share_a_class() -> None:
