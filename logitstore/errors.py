@@ -35,6 +35,10 @@ class TokenizerError(LogitStoreError):
     """A tokenizer that cannot be loaded, rendered with, or proven on a text."""
 
 
+class VocabularyError(TokenizerError):
+    """Two vocabularies with too little in common to be compared, or bytes of tokens that must be misread."""
+
+
 class ModelError(LogitStoreError):
     """A teacher or student that cannot be loaded, or whose outputs contradict its own description."""
 

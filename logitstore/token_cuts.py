@@ -9,7 +9,7 @@ tokenizer that normalises is taken if it spells the same but for case, accents a
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
@@ -39,15 +39,21 @@ class TokenCuts:
         return self.pieces[:, 0]
 
 
-def cut_tokens(token_bytes: TokenTable, other_bytes: TokenTable, encode: EncodeTexts | None = None) -> TokenCuts:
+def cut_tokens(
+    token_bytes: TokenTable,
+    other_bytes: TokenTable,
+    encode: EncodeTexts | None = None,
+    other_fallback_ids: Collection[int] = (),
+) -> TokenCuts:
     """Cut every token of a vocabulary with another one.
 
     Args:
         token_bytes: [V] the tokens to cut.
         other_bytes: [V_other] the vocabulary to cut them with.
         encode: by the other tokenizer; None to use longest prefixes throughout.
+        other_fallback_ids: of the other vocabulary, see ``TokenOrder.of``.
     """
-    tokens, others = TokenOrder.of(token_bytes), TokenOrder.of(other_bytes)
+    tokens, others = TokenOrder.of(token_bytes), TokenOrder.of(other_bytes, other_fallback_ids)
     answers, ends = _answers(token_bytes, other_bytes, encode)
     pieces = np.full((len(token_bytes), MAX_PIECES), -1, np.int32)
     _cut(tokens.data, tokens.offsets, others.data, others.offsets, others.order, answers, ends, pieces)

@@ -6,7 +6,7 @@ range is the one that ends there, if any does. Nothing has to be built but the o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numba
@@ -26,15 +26,24 @@ class TokenOrder:
     offsets: NDArray[np.int64]
     """[V + 1] where each token's begin."""
     order: NDArray[np.int32]
-    """Ids of all tokens that have bytes, by (bytes, id)."""
+    """Ids of all tokens that have bytes, by their bytes, then by rank."""
 
     @classmethod
-    def of(cls, token_bytes: TokenTable) -> TokenOrder:
+    def of(cls, token_bytes: TokenTable, fallback_ids: Collection[int] = ()) -> TokenOrder:
+        """Lay out a vocabulary.
+
+        Args:
+            token_bytes: [V].
+            fallback_ids: tokens that texts hold only where no other has their bytes: of several with the same bytes
+                they rank last. The others rank by id.
+        """
         pieces = [piece or b"" for piece in token_bytes]
         data = np.frombuffer(b"".join(pieces), np.uint8)
         offsets = np.concatenate([[0], np.cumsum([len(piece) for piece in pieces], dtype=np.int64)]).astype(np.int64)
-        # Sorting is stable: of tokens with the same bytes the smallest id comes first.
-        order = sorted((token for token, piece in enumerate(pieces) if piece), key=pieces.__getitem__)
+        last = frozenset(fallback_ids)
+        # Sorting is stable, so what comes first stays first of those with the same bytes.
+        ranked = sorted((token for token, piece in enumerate(pieces) if piece), key=last.__contains__)
+        order = sorted(ranked, key=pieces.__getitem__)
         return cls(data, offsets, np.array(order, np.int32))
 
     @property
@@ -45,7 +54,7 @@ class TokenOrder:
 
 @numba.njit(nogil=True, cache=True)
 def longest_prefix(data, offsets, order, text, begin, end):  # type: ignore[no-untyped-def]
-    """Longest token that ``text[begin:end]`` begins with, of several with the same bytes the smallest; -1 if none."""
+    """Longest token that ``text[begin:end]`` begins with, the first in rank of its bytes; -1 if none."""
     low, high, longest = 0, len(order), -1
     for depth in range(end - begin):
         byte = text[begin + depth]

@@ -164,6 +164,12 @@ class Tokenizer:
         return self._special_ids
 
     @cached_property
+    def fallback_ids(self) -> frozenset[int]:
+        """Ids of byte tokens (``<0x0A>``), which texts hold only where no other token has their bytes."""
+        single = ((index, data) for index, data in enumerate(self._token_bytes) if data is not None and len(data) == 1)
+        return frozenset(index for index, data in single if self._cutter.spelling(index) == f"<0x{data.hex().upper()}>")
+
+    @cached_property
     def roles(self) -> SpecialRoles:
         """Special tokens by what they are for.
 

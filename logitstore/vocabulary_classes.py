@@ -86,3 +86,31 @@ def vocabulary_classes(
 def _check_first(side: str, ids: NDArray[np.integer], size: int) -> None:
     if len(ids) and not -1 <= ids.min() <= ids.max() < size:
         raise ValueError(f"first {side} tokens span {ids.min()}..{ids.max()}, expected ids in -1..{size - 1}")
+
+
+def first_byte_classes(
+    student_bytes: NDArray[np.integer], teacher_bytes: NDArray[np.integer], role_pairs: Sequence[tuple[int, int]] = ()
+) -> VocabularyClasses:
+    """The partition by a token's first byte, which any two vocabularies share: class b holds what begins with byte b.
+
+    Roles are classes of their own after these 256, in the order of their pairs. A teacher token that begins with a byte
+    that no student token begins with has no class.
+
+    Args:
+        student_bytes: [V_student] first byte of each token, -1 for tokens without bytes.
+        teacher_bytes: [V_teacher] likewise.
+        role_pairs: (student id, teacher id) of special tokens with one role; the first pair of a token counts.
+    """
+    student, teacher = student_bytes.astype(np.int32), teacher_bytes.astype(np.int32)
+    begun = np.append(np.bincount(student[student >= 0], minlength=256) > 0, False)
+    teacher[~begun[teacher]] = -1
+    num_classes, by_student, by_teacher = 256, dict[int, int](), dict[int, int]()
+    for student_id, teacher_id in role_pairs:
+        role = by_student.get(student_id, by_teacher.get(teacher_id, num_classes))
+        # One that has a class already, by an earlier role, keeps it, and the other joins it.
+        student[student_id] = by_student.setdefault(student_id, role)
+        teacher[teacher_id] = by_teacher.setdefault(teacher_id, role)
+        num_classes += int(role == num_classes)
+    alone = student < 0
+    student[alone] = num_classes
+    return VocabularyClasses(student, teacher, num_classes + int(alone.any()))
