@@ -113,16 +113,11 @@ class SubsetSums:
 
     def gradient(self, rows: slice, split: SplitSoftmax, values: Tensor, grads: Tensor, out: Tensor) -> None:
         """Of logit v: softmax(v) within the subset, for each subset that it is in."""
-        subsets_GV = self.subsets_GV.to(out.dtype)
-        factor_RG = _ratio(grads, split.log_norm_R[:, None], values, self.empty_G)
-        out.addcmul_(split.softmax_RV, factor_RG @ subsets_GV)
+        totals_RG = values.masked_fill(self.empty_G, 0.0)
+        factor_RG = torch.exp(split.log_norm_R[:, None] - totals_RG).mul_(grads).masked_fill_(self.empty_G, 0.0)
+        out.addcmul_(split.softmax_RV, factor_RG @ self.subsets_GV.to(out.dtype))
         if split.beside_ids_RK is None or split.beside_logits_RK is None:
             return
-        for subset, value_R1, grad_R1 in zip(subsets_GV, values.T[..., None], grads.T[..., None], strict=True):
-            inside_RK = subset[split.beside_ids_RK] * torch.exp(split.beside_logits_RK - value_R1)
-            out.scatter_add_(1, split.beside_ids_RK, inside_RK * grad_R1)
-
-
-def _ratio(grads: Tensor, log_mass: Tensor, log_total: Tensor, none: Tensor) -> Tensor:
-    """grads * exp(log_mass - log_total), zero where there is no total."""
-    return (grads * torch.exp(log_mass - log_total)).masked_fill(none, 0.0)
+        for subset_V, total_R, grad_R in zip(self.subsets_GV, totals_RG.T, grads.T, strict=True):
+            inside_RK = split.beside_logits_RK.masked_fill(~subset_V[split.beside_ids_RK], NO_LOGIT)
+            out.scatter_add_(1, split.beside_ids_RK, torch.exp(inside_RK - total_R[:, None]) * grad_R[:, None])
