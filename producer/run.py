@@ -1,7 +1,7 @@
 """The driver: walk the plan, answer what nobody has answered, publish the version.
 
 Any number of drivers may work on one dataset. Each starts at its own place, asks before each block what is missing, and
-publishes when all is answered; who is killed loses the block it was at.
+publishes when all is answered; who is killed loses the block it was at. What needs no model is done beside the scoring.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from logitstore.errors import ConfigError
 from logitstore.heartbeats import alive
 from logitstore.manifest import Manifest
 from logitstore.plan import Plan
+from logitstore.producer.beside import FillingBeside
 from logitstore.producer.packing import Windows
 from logitstore.producer.request import ProduceConfig, TeacherRequest, execution
 from logitstore.producer.scorer import Scorer
@@ -98,16 +99,19 @@ def _produce(
         student = texts.add_tokens(tokenizer, label)
         for name, teacher in teacher_tokens.items():
             texts.add_alignment(teacher, student, f"{name} -> {label}")
-    texts.fill()
     _prepare_torch(config)
     requested, num_blocks, num_tokens = dict(texts.requested), 0, 0
-    for request in teachers:
-        scorer = Scorer(store, plan, texts, request, config)
-        found = find_answers(store, plan, _templates(texts.requested | scorer.requested), known)
-        _score(plan, found, scorer, request.name, progress)
-        requested |= scorer.requested
-        num_blocks, num_tokens = num_blocks + scorer.num_scored_blocks, num_tokens + scorer.num_forward_tokens
-        del scorer  # and its model: the next one may need the room
+    missing = texts.missing()
+    with FillingBeside(texts, missing, set(teacher_tokens.values())) as beside:
+        for request in teachers:
+            scorer = Scorer(store, plan, texts, request, config)
+            tokens = teacher_tokens[request.name]
+            templates = _templates({tokens: texts.requested[tokens]} | scorer.requested)
+            _score(plan, find_answers(store, plan, templates, known), scorer, request.name, progress, beside)
+            requested |= scorer.requested
+            num_blocks, num_tokens = num_blocks + scorer.num_scored_blocks, num_tokens + scorer.num_forward_tokens
+            del scorer  # and its model: the next one may need the room
+        _finish(plan, beside, missing, progress)
 
     def change(current: Manifest | None) -> Manifest:
         wanted = plan_digest if current is None or replaces_plan else current.plan_digest
@@ -135,13 +139,23 @@ def _templates(requested: dict[str, tuple[Template, str]]) -> list[Template]:
     return [template for template, _ in requested.values()]
 
 
-def _score(plan: Plan, found: Answers, scorer: Scorer, name: str, progress: ProduceProgress) -> None:
+def _score(
+    plan: Plan, found: Answers, scorer: Scorer, name: str, progress: ProduceProgress, beside: FillingBeside
+) -> None:
     missing, num_bytes = found.lacking(scorer.requested), plan.blocks.num_bytes
     progress.begin(name, len(missing), int(num_bytes[list(missing)].sum()))
     for number in walk(plan):
         if number in missing:
+            beside.check()
             scorer.fill(plan.blocks.digests[number], found[number], progress.advance)
             progress.finish_block(int(num_bytes[number]))
+
+
+def _finish(plan: Plan, beside: FillingBeside, missing: set[int], progress: ProduceProgress) -> None:
+    num_bytes = plan.blocks.num_bytes
+    if beside.has_more:
+        progress.begin("students", len(missing), int(num_bytes[list(missing)].sum()))
+    beside.finish(lambda number: progress.finish_block(int(num_bytes[number])))
 
 
 def _prepare_torch(config: ProduceConfig) -> None:

@@ -61,9 +61,10 @@ class Scorer:
 
         Args:
             block: its digest.
-            answers: by column id, its text and tokens.
+            answers: by column id, its text.
             progress: called with the number of tokens after each batch.
         """
+        answers = {**answers, self._tokens: self._texts.tokens(self._tokens, block)}
         missing: dict[str, Recipe] = {}
         for signal, template in self._templates.items():
             recipe = recipe_for(template, block, answers)
