@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from logitstore.cli.align import alignment_line
 from logitstore.cli.sizes import human_size
 
 if TYPE_CHECKING:
@@ -95,10 +96,7 @@ def _show_dataset(found: dict[str, Any]) -> None:
             table.add_row(*first, array, human_size(size), per_token, *last)
     console.print(table)
     for alignment in found["alignments"]:
-        console.print(
-            f"alignment {alignment['teacher_tokenizer']} -> {alignment['student_tokenizer']}: "
-            f"{alignment['coverage']:.2%} of the student's tokens in {alignment['num_spans']:,} spans"
-        )
+        console.print(alignment_line(alignment))
     total = found["bytes_per_token"]["total"]
     console.print(f"total {human_size(found['total_bytes'])}" + (f", {total:.1f} bytes/token" if total else ""))
     for column in found["columns"]:

@@ -10,6 +10,7 @@ from typing import NoReturn
 
 import click
 
+from logitstore.cli.align import align
 from logitstore.cli.copy import copy
 from logitstore.cli.dataset import dataset
 from logitstore.cli.gc import gc
@@ -30,7 +31,7 @@ def cli() -> None:
     """Run the teacher once, keep its logits in a store, train any number of students from it."""
 
 
-for command in (plan, produce, train, inspect, verify, copy, dataset, gc):
+for command in (plan, produce, align, train, inspect, verify, copy, dataset, gc):
     cli.add_command(command)
 
 

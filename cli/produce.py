@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from pathlib import Path
 from typing import Any
 
 import click
@@ -13,6 +12,7 @@ from logitstore.cli.config_file import config_option
 from logitstore.cli.corpus_options import corpus_options, make_plan
 from logitstore.cli.option_groups import option_group
 from logitstore.cli.progress import ProduceBar, hide_model_bars
+from logitstore.cli.tokenizer_options import load_students, read_template, tokenizer_options
 
 teacher_run_options = option_group(
     click.option("--signals", default="scalars,sparse", show_default=True, help="Which signals to store."),
@@ -61,12 +61,7 @@ teacher_run_options = option_group(
 @click.option(
     "--teacher", multiple=True, required=True, metavar="[NAME=]MODEL[@REVISION]", help="Folder or hub id; repeatable."
 )
-@click.option(
-    "--student-tokenizer", multiple=True, metavar="TOKENIZER", help="Folder or hub id to align with; repeatable."
-)
-@click.option(
-    "--chat-template", type=click.Path(exists=True, dir_okay=False), help="Jinja file, for tokenizers without one."
-)
+@tokenizer_options(required=False)
 @teacher_run_options
 @click.option("--json", "as_json", is_flag=True, help="Print what was done as JSON.")
 @config_option()
@@ -92,17 +87,17 @@ def produce(
     ones do nothing, and grown corpora are scored only where they grew.
     """
     from logitstore.heartbeats import alive
-    from logitstore.producer.request import ProduceConfig, TeacherRequest, load_student_tokenizer
+    from logitstore.producer.request import ProduceConfig, TeacherRequest
     from logitstore.producer.run import produce as run
     from logitstore.store import Store, check_dataset_name
 
     check_dataset_name(dataset)
-    template = Path(chat_template).read_text() if chat_template else None
+    template = read_template(chat_template)
     config = ProduceConfig(signals=_names(signals), temperatures=_numbers("--temperatures", temperatures), **options)
     config.check_device()
     requests = [TeacherRequest.parse(text, config, template) for text in teacher]
     check_distinct([request.name for request in requests])
-    students = [(_label(text), load_student_tokenizer(text, template)) for text in student_tokenizer]
+    students = load_students(student_tokenizer, template)
     hide_model_bars()  # only now: what the hub downloads is worth a bar
     opened = Store.open_or_create(store)
     began = time.monotonic()
@@ -147,14 +142,6 @@ def check_distinct(names: list[str]) -> None:
     for name in names:
         if names.count(name) > 1:
             raise ConfigError(f"two teachers are called {name!r}: give names, as in --teacher NAME=MODEL")
-
-
-def _label(tokenizer: str) -> str:
-    """A hub id as it is; of a folder, or a file in one, its name alone: where it lies is nobody's business."""
-    path = Path(tokenizer).expanduser().resolve()
-    if not path.exists():
-        return tokenizer
-    return path.parent.name if path.is_file() else path.name
 
 
 def _names(text: str) -> tuple[str, ...]:

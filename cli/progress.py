@@ -99,6 +99,18 @@ class ProduceBar(Bar):
         self.add(num_bytes)
 
 
+class AlignBar(Bar):
+    """What ``logitstore.aligning`` reports, on a bar over the bytes that are still to be aligned."""
+
+    def begin(self, num_blocks: int, num_bytes: int) -> None:
+        self._done, self._total = 0, num_bytes
+        self.start(f"aligning: {num_blocks} blocks", num_bytes)
+
+    def finish_block(self, num_bytes: int) -> None:
+        self._done += num_bytes
+        self.show_bytes(self._done, self._total)
+
+
 class TrainBar(Bar):
     """What ``logitstore.consumer.trainer`` reports, on a bar over the steps that are still to be made."""
 

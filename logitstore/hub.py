@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from logitstore.errors import ModelError
+from logitstore.tokenizer import Tokenizer
 
 # Modelling code is fetched too, but run by none but those who are told to trust it.
 _FILES = ["*.json", "*.jinja", "*.py", "*.safetensors", "tokenizer.model", "*.tiktoken"]
@@ -41,3 +42,18 @@ def split_model(text: str) -> tuple[str, str | None]:
         return text, None
     model, revision = text.rsplit("@", 1)
     return model, revision
+
+
+def load_tokenizer(text: str, chat_template: str | None = None) -> Tokenizer:
+    """``TOKENIZER[@REVISION]``: a folder, a file in one, or a hub id.
+
+    Args:
+        text: which.
+        chat_template: to take instead of its own.
+
+    Raises:
+        ModelError: neither a path nor a hub id that can be had.
+        TokenizerError: it cannot be read.
+    """
+    model, revision = split_model(text)
+    return Tokenizer.from_folder(str(resolve_folder(model, revision, tokenizer_only=True)), chat_template)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
 
+from logitstore.alignment import AlignmentStatistics
+from logitstore.alignment_parts import find_alignment
 from logitstore.columns import inputs_of
 from logitstore.errors import StoreError
 from logitstore.manifest import Column, Manifest
@@ -49,7 +51,7 @@ def describe_dataset(store: Store, version: DatasetVersion) -> dict[str, Any]:
         },
         "teachers": _teachers(manifest),
         "tokenizers": {column.label: column.template["tokenizer"] for column in manifest.find("tokens")},
-        "alignments": [_alignment(manifest, column) for column in manifest.find("alignment")],
+        "alignments": [describe_alignment(manifest, column) for column in _alignments(manifest)],
         "columns": [_column(store, manifest, column) for column in manifest.columns],
     }
 
@@ -157,16 +159,33 @@ def _signal_name(column: Column) -> str:
     return f"{column.template['signal']} {selection_name(selection)}"
 
 
-def _alignment(manifest: Manifest, column: Column) -> dict[str, Any]:
+def _alignments(manifest: Manifest) -> list[Column]:
+    """Those that a student would read: of each pair of tokens the newest version."""
+    pairs = (
+        (column.template["teacher_tokens"], column.template["student_tokens"])
+        for column in manifest.columns
+        if column.kind == "alignment"
+    )
+    found = (find_alignment(manifest, *pair) for pair in dict.fromkeys(pairs))
+    return [column for column in found if column is not None]
+
+
+def describe_alignment(manifest: Manifest, column: Column) -> dict[str, Any]:
+    """JSON-able: the pair of tokenizers and what their alignment covers."""
     teacher, student = (manifest.column(column.template[side]) for side in ("teacher_tokens", "student_tokens"))
     assert teacher is not None, "an alignment's tokens are in its manifest"
     assert student is not None, "an alignment's tokens are in its manifest"
+    found = AlignmentStatistics(
+        **{field.name: column.stats.get(field.name, 0) for field in fields(AlignmentStatistics)}
+    )
     return {
         "teacher_tokenizer": teacher.label,
         "student_tokenizer": student.label,
-        "coverage": column.stats.get("num_covered", 0) / max(1, column.stats.get("num_content_tokens", 0)),
-        "num_spans": column.stats.get("num_spans", 0),
-        "num_one_to_one": column.stats.get("num_one_to_one", 0),
+        "coverage": found.coverage,
+        "num_spans": found.num_spans,
+        "num_one_to_one": found.num_one_to_one,
+        "num_unproven_documents": found.num_unproven_documents,
+        "num_unproven_tokens": found.num_unproven_tokens,
     }
 
 

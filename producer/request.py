@@ -168,12 +168,6 @@ class TeacherRequest:
         return cls(name or folder.resolve().name, folder, tokenizer, windows, fingerprint)
 
 
-def load_student_tokenizer(text: str, chat_template: str | None = None) -> Tokenizer:
-    """``TOK[@REVISION]``: a folder, a ``tokenizer.json`` or a hub id."""
-    model, revision = split_model(text)
-    return Tokenizer.from_folder(str(resolve_folder(model, revision, tokenizer_only=True)), chat_template)
-
-
 def execution(config: ProduceConfig, device: str, batch_tokens: int) -> dict[str, Any]:
     """What a deterministic run adds to the recipe: all that the bits of a forward pass depend on."""
     deterministic = config.deterministic if config.deterministic is not None else device == "cpu"

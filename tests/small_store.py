@@ -23,9 +23,10 @@ from logitstore.consumer.data import TrainingData
 from logitstore.consumer.stream import Stream, StreamConfig
 from logitstore.consumer.student import Student
 from logitstore.corpus_files import list_files
+from logitstore.hub import load_tokenizer
 from logitstore.ingest import ingest
 from logitstore.plan import PlanSettings
-from logitstore.producer.request import ProduceConfig, TeacherRequest, load_student_tokenizer
+from logitstore.producer.request import ProduceConfig, TeacherRequest
 from logitstore.producer.run import produce
 from logitstore.store import DatasetVersion, Store
 from logitstore.tokenizer import Tokenizer
@@ -95,7 +96,7 @@ def build_small_store(folder: Path) -> SmallStore:
     for select, temperatures in (("topk:6", (1.0, 2.0)), (f"threshold:{THETA}", (1.0,))):
         config = ProduceConfig(select=select, temperatures=temperatures, device="cpu", threads=1, max_length=256)
         requests = [TeacherRequest.parse(f"{name}={path}", config) for name, path in teachers.items()]
-        students = [("other", load_student_tokenizer(other))]
+        students = [("other", load_tokenizer(other))]
         produce(store, "mixed", plan, requests, students, config, Silent())
     return SmallStore(url, corpus, teachers, tokenizer, other, stranger)
 

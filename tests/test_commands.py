@@ -16,13 +16,13 @@ from small_store import SmallStore, write_student_config
 from terminal import run_apart, run_here
 
 import logitstore
-from logitstore.cli import produce as produce_command
 from logitstore.cli import progress
 from logitstore.cli.config_file import config_option
 from logitstore.cli.main import cli
+from logitstore.cli.tokenizer_options import label_of
 from logitstore.errors import ConfigError
 
-COMMANDS = ("plan", "produce", "train", "inspect", "verify", "copy", "dataset", "gc")
+COMMANDS = ("plan", "produce", "align", "train", "inspect", "verify", "copy", "dataset", "gc")
 
 # Help, and errors before any work
 
@@ -286,8 +286,8 @@ def test_tokenizers_are_called_by_the_name_of_their_folder(tmp_path: Path, monke
     folder.mkdir()
     (folder / "tokenizer.json").write_text("{}")
     for text in (str(folder), "~/mine@v2", f"{folder}/", str(folder / "tokenizer.json")):
-        assert produce_command._label(text) == "mine@v2"
-    assert produce_command._label("org/name@main") == "org/name@main"
+        assert label_of(text) == "mine@v2"
+    assert label_of("org/name@main") == "org/name@main"
 
 
 # Inspect and verify

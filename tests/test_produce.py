@@ -23,10 +23,11 @@ from terminal import COMMAND, run_here
 
 from logitstore.corpus_files import list_files
 from logitstore.errors import ConfigError, LogitStoreError
+from logitstore.hub import load_tokenizer
 from logitstore.ingest import ingest
 from logitstore.manifest import Cell, Column, Manifest
 from logitstore.plan import PlanSettings
-from logitstore.producer.request import ProduceConfig, TeacherRequest, load_student_tokenizer
+from logitstore.producer.request import ProduceConfig, TeacherRequest
 from logitstore.producer.run import ProduceReport, produce
 from logitstore.producer.teacher import Teacher
 from logitstore.signals import read_scalars, read_sparse
@@ -137,7 +138,7 @@ def _produce(
     settings = store.dataset("d").manifest.plan.settings if "d" in known else PlanSettings.for_corpus(0, 0.1, 1024)
     plan = ingest(store, files, settings).plan_digest
     requests = [TeacherRequest.parse(teacher, config) for teacher in teachers]
-    students = [] if student is None else [("s", load_student_tokenizer(student))]
+    students = [] if student is None else [("s", load_tokenizer(student))]
     return store, produce(store, "d", plan, requests, students, config, progress or _Progress())
 
 

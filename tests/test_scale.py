@@ -17,8 +17,9 @@ from logitstore.columns import next_manifest
 from logitstore.consumer.data import TrainingData
 from logitstore.corpus_files import list_files
 from logitstore.dropped import mark_dropped
+from logitstore.hub import load_tokenizer
 from logitstore.ingest import ingest
-from logitstore.producer.request import ProduceConfig, TeacherRequest, load_student_tokenizer
+from logitstore.producer.request import ProduceConfig, TeacherRequest
 from logitstore.producer.run import produce
 from logitstore.recipes import recipe_path
 from logitstore.storage import open_storage
@@ -160,7 +161,7 @@ def test_finished_run_of_a_teacher_asks_for_no_block(small, tmp_path):
     version = store.dataset("mixed")
     config = ProduceConfig(select="topk:6", temperatures=(1.0, 2.0), device="cpu", threads=1, max_length=256)
     requests = [TeacherRequest.parse(f"{name}={path}", config) for name, path in small.teachers.items()]
-    students = [("other", load_student_tokenizer(small.other))]
+    students = [("other", load_tokenizer(small.other))]
     storage.requests.clear()
     report = produce(store, "mixed", version.manifest.plan_digest, requests, students, config, Silent())
     assert (report.num_forward_tokens, report.dataset.number) == (0, version.number)

@@ -1,0 +1,50 @@
+"""The options that name students' tokenizers, shared by ``produce`` and ``align``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from logitstore.cli.option_groups import Command, option_group
+
+if TYPE_CHECKING:
+    from logitstore.tokenizer import Tokenizer
+
+
+def tokenizer_options(*, required: bool) -> Callable[[Command], Command]:
+    return option_group(
+        click.option(
+            "--student-tokenizer",
+            multiple=True,
+            required=required,
+            metavar="TOKENIZER",
+            help="Folder or hub id to align with; repeatable.",
+        ),
+        click.option(
+            "--chat-template",
+            type=click.Path(exists=True, dir_okay=False),
+            help="Jinja file, for tokenizers without one.",
+        ),
+    )
+
+
+def read_template(path: str | None) -> str | None:
+    return Path(path).read_text() if path else None
+
+
+def load_students(texts: Iterable[str], template: str | None) -> list[tuple[str, Tokenizer]]:
+    """(label, tokenizer) of each."""
+    from logitstore.hub import load_tokenizer
+
+    return [(label_of(text), load_tokenizer(text, template)) for text in texts]
+
+
+def label_of(tokenizer: str) -> str:
+    """A hub id as it is; of a folder, or a file in one, its name alone: where it lies is nobody's business."""
+    path = Path(tokenizer).expanduser().resolve()
+    if not path.exists():
+        return tokenizer
+    return path.parent.name if path.is_file() else path.name
