@@ -4,10 +4,10 @@ BIN := .venv/bin
 INSTALLED := .venv/installed
 TESTABLE := .venv/testable
 
-.PHONY: help install demo test slow check lint types bench bench-store clean
+.PHONY: help install demo test slow check lint types bench bench-store bench-alignment clean
 
 help:  ## Show this
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
 
 install: $(TESTABLE)  ## Virtual environment with pinned dependencies, in .venv
 
@@ -49,6 +49,9 @@ bench-store: export MALLOC_MMAP_THRESHOLD_ = 4294967296
 bench-store: export MALLOC_TRIM_THRESHOLD_ = 17179869184
 bench-store: $(TESTABLE)  ## Size, exactness and speed of stored signals, next to other layouts (ARGS=--quick)
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/bench_store.py $(ARGS)
+
+bench-alignment: $(TESTABLE)  ## Alignments of two tokenisations: right, fast, and next to others' (ARGS=--quick)
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/bench_alignment.py $(ARGS)
 
 clean:  ## Forget the environment and everything built
 	rm -rf .venv build dist *.egg-info
