@@ -19,8 +19,11 @@ from logitstore.recipes import Answer, recipe_path
 from logitstore.records import open_record
 
 _DERIVATION_ORDER = ("text", "tokens", "signal", "alignment", "theta")
-KNOWN_KINDS = (*_DERIVATION_ORDER, "plan")
+KNOWN_KINDS = (*_DERIVATION_ORDER, "plan", "vocabulary_maps")
 """Of recipes. Nobody here knows what leads to those of another kind, so they are kept."""
+
+_FOLDERS = {"part": "parts", "plan": "plans", "maps": "assets"}
+"""Where an answer's object is, by the field of the result that names it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +32,7 @@ class Answered:
 
     Attributes:
         name: of the record.
-        inputs: contents of the parts that the recipe builds on; of a text, its block.
+        inputs: contents of the parts that the recipe builds on; of a text its block, of vocabulary maps the tokenizers.
         target: what the answer is; the record itself for an answer that is no object.
         content: digest of the part's values; empty if the answer is no part.
         assets: digests of what the recipe names.
@@ -53,7 +56,8 @@ def read_answered(data: bytes, name: str, where: str) -> Answered:
     recipe, result = record["recipe"], record["result"]
     if f"recipes/{digest_json(recipe)}.json" != name:
         raise DamageError(f"{where}: answers another recipe than its name; run `logitstore verify --repair`")
-    target = f"parts/{result['part']}" if "part" in result else f"plans/{result['plan']}" if "plan" in result else name
+    named = next((field for field in _FOLDERS if field in result), None)
+    target = name if named is None else f"{_FOLDERS[named]}/{result[named]}"
     return Answered(name, recipe["kind"], _inputs(recipe), target, result.get("content", ""), tuple(_assets(recipe)))
 
 
@@ -65,6 +69,8 @@ def _inputs(recipe: Mapping[str, Any]) -> tuple[str, ...]:
             return (recipe["tokens_content"],)
         case "tokens" | "signal" | "alignment":
             return tuple(recipe[field] for field in inputs_of(recipe))
+        case "vocabulary_maps":
+            return (recipe["student"], recipe["teacher"])
     return ()
 
 
@@ -73,6 +79,8 @@ def _assets(template: Mapping[str, Any]) -> Iterator[str]:
         yield template["tokenizer"]
         if template["rendering"]["template"]:
             yield template["rendering"]["template"]
+    if "projection" in template:
+        yield template["projection"]["maps"]
 
 
 def blocks_of(plan: Plan) -> set[str]:

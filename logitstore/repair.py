@@ -95,6 +95,10 @@ def _drop(storage: Storage, target: str, leading: dict[str, set[str]]) -> bool:
         storage.delete(target)
     elif folder in {"gc", "heartbeats"}:
         storage.delete(target)
+    elif folder == "assets" and target in leading:  # vocabulary maps, which are made again when they are asked for
+        for name in leading[target]:
+            storage.delete(name)
+        storage.delete(target)
     elif folder == "plans":
         for name in leading.get(target, ()):  # so that the corpus is read again
             storage.delete(name)

@@ -147,3 +147,7 @@ def _spread(answers: dict[str, Answered], reached: set[str], blocks: set[str]) -
             reached.add(answer.name)  # settled once: another theta would be another dataset
         if answer.name in reached:
             reached.update(f"assets/{asset}" for asset in answer.assets)
+    for answer in answers.values():
+        # Kept as long as both tokenizers are; whoever wants them later makes the same again.
+        if answer.kind == "vocabulary_maps" and all(f"assets/{tokenizer}" in reached for tokenizer in answer.inputs):
+            reached.update((answer.name, answer.target))

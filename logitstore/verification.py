@@ -208,7 +208,7 @@ class _Checking:
         folder, _, digest = answer.target.partition("/")
         if folder == "parts":
             self._expect(digest, answer.name, answer.content)
-        elif folder == "plans":
+        elif folder in {"plans", "assets"}:
             self.referred.setdefault(answer.target, answer.name)
 
     def _check_named(self, name: str) -> list[Fault]:

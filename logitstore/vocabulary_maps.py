@@ -20,7 +20,7 @@ from logitstore.digests import digest_bytes
 from logitstore.errors import DamageError, StorageError
 from logitstore.recipes import Recipe
 from logitstore.store import Store
-from logitstore.token_cuts import cut_tokens
+from logitstore.token_cuts import MAX_PIECES, cut_tokens
 from logitstore.token_order import TokenTable
 from logitstore.token_projection import TokenProjection, project_pieces
 from logitstore.token_twins import identical_bytes, role_pairs
@@ -211,8 +211,8 @@ def build_maps(student: Tokenizer, teacher: Tokenizer) -> VocabularyMaps:
     pairs = role_pairs(student, teacher)
     for student_id, teacher_id in reversed(pairs):  # so that a token's first role is the last to be written
         student_twins[student_id] = teacher_id
-        student_pieces[student_id] = [teacher_id, -1, -1, -1]
-        teacher_pieces[teacher_id] = [student_id, -1, -1, -1]
+        student_pieces[student_id] = _whole(teacher_id)
+        teacher_pieces[teacher_id] = _whole(student_id)
     maps = VocabularyMaps(
         student.fingerprint,
         teacher.fingerprint,
@@ -228,6 +228,8 @@ def build_maps(student: Tokenizer, teacher: Tokenizer) -> VocabularyMaps:
 
 def _pieces(tokenizer: Tokenizer, other: Tokenizer, twins: NDArray[np.int32]) -> NDArray[np.int32]:
     """int32 [V, MAX_PIECES]; a token that stays whole is its twin, though another may have the same bytes."""
+    if tokenizer.fingerprint == other.fingerprint:  # tokens that it would never cut itself are the same all the same
+        return np.stack([twins, *[np.full_like(twins, -1)] * (MAX_PIECES - 1)], axis=1)
     pieces = cut_tokens(tokenizer.token_bytes, other.token_bytes, other.encode_texts, other.fallback_ids).pieces
     num_bytes, num_other_bytes = (
         np.array([len(data or b"") for data in side.token_bytes]) for side in (tokenizer, other)
@@ -235,6 +237,10 @@ def _pieces(tokenizer: Tokenizer, other: Tokenizer, twins: NDArray[np.int32]) ->
     is_whole = (twins >= 0) & (pieces[:, 0] >= 0) & (num_other_bytes[pieces[:, 0]] == num_bytes)
     pieces[is_whole, 0] = twins[is_whole]
     return pieces
+
+
+def _whole(token: int) -> list[int]:
+    return [token] + [-1] * (MAX_PIECES - 1)
 
 
 def _names(student: Tokenizer, teacher: Tokenizer) -> tuple[str, str]:
