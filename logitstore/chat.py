@@ -14,7 +14,8 @@ import numpy as np
 from jinja2.ext import Extension, loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from logitstore.documents import Document
+from logitstore.byte_ends import Proof
+from logitstore.documents import TRAINABLE_ROLES, Document
 from logitstore.errors import TokenizerError
 
 RENDERING_DATE = "2024-01-01"
@@ -30,15 +31,17 @@ class RenderedChat:
         spans: (begin, end) in characters of ``text``, of each content that left something there, in order.
         offsets: canonical byte of the document at which each span begins.
         reaches: canonical byte up to which the tokens of a span count: beyond its end where a template has stripped
-            whitespace, so that no byte is lost.
-        verbatim: every content stands in ``text`` unchanged, at a place known for certain.
+            whitespace, so that no byte is lost; its offset, so that they count nothing, where a content stands before
+            one that came before it in the chat, or for the second time.
+        proof: of where contents went: ``BYTES`` if each stands there unchanged and in order, ``CHARACTERS`` if only
+            whitespace around them was stripped, ``NONE`` if they are out of order, or changed, or had to be searched.
     """
 
     text: str
     spans: tuple[tuple[int, int], ...]
     offsets: tuple[int, ...]
     reaches: tuple[int, ...]
-    verbatim: bool
+    proof: Proof
 
     def runs(self) -> Iterator[tuple[str, bool]]:
         """The text cut at the spans: (run, whether it is content)."""
@@ -56,8 +59,9 @@ class RenderedChat:
         ends = np.cumsum(lengths, dtype=np.int64)
         begin_S, end_S = self._byte_spans()
         span = np.searchsorted(begin_S, ends, side="left") - 1  # the last span that begins before the token's end
+        reach = np.asarray(self.reaches)[span]
         inside = np.asarray(self.offsets)[span] + ends - begin_S[span]
-        covered = np.where(ends < end_S[span], inside, np.asarray(self.reaches)[span])
+        covered = np.where(ends < end_S[span], np.minimum(inside, reach), reach)
         return np.diff(np.where(span < 0, 0, covered), prepend=0).astype(np.int32)
 
     def _byte_spans(self) -> tuple[np.ndarray, np.ndarray]:
@@ -98,11 +102,9 @@ class ChatTemplate:
         # A second rendering, of placeholders, shows where the contents go even if they are as short as "s".
         skeleton = self._render(document, [_placeholder(n) if content else "" for n, content in enumerate(contents)])
         places = _places_by_skeleton(text, skeleton, contents)
-        verbatim = places is not None
         if places is None:
-            places = _places_by_search(text, document)
-        verbatim = verbatim and all(text[begin : begin + size] == contents[n] for n, begin, size in places)
-        return _build(text, contents, places, verbatim)
+            return _build(text, document, _places_by_search(text, document), Proof.NONE)
+        return _build(text, document, places, _proof_of(text, contents, places))
 
     def _render(self, document: Document, contents: Sequence[str]) -> str:
         roles = [segment.role for segment in document.segments]
@@ -126,23 +128,39 @@ def _placeholder(message: int) -> str:
 
 
 def _places_by_skeleton(text: str, skeleton: str, contents: Sequence[str]) -> list[Place] | None:
-    """Fill the skeleton with the contents, stripped where the template strips; None if that does not give ``text``."""
-    expected = [n for n, content in enumerate(contents) if content]
+    """Fill the skeleton with the contents, as the template changes them; None if that does not give ``text``.
+
+    Places are in the order of ``text``, which may not be that of the messages, and may have some of them twice.
+    """
     literal, *rest = re.split("\U000ff1ed([0-9]+)\U000ff1ee", skeleton)
-    if [int(n) for n in rest[::2]] != expected or not text.startswith(literal):
+    found = [int(n) for n in rest[::2]]
+    if set(found) != {n for n, content in enumerate(contents) if content} or not text.startswith(literal):
         return None
     places = []
     cursor = len(literal)
-    for n, literal in zip(expected, rest[1::2], strict=True):
-        content = contents[n]
-        for variant in (content, content.strip(), content.lstrip(), content.rstrip()):
-            if text.startswith(variant + literal, cursor):
-                break
-        else:
+    for n, literal in zip(found, rest[1::2], strict=True):
+        variant = next((one for one in _variants(contents[n]) if text.startswith(one + literal, cursor)), None)
+        if variant is None:
             return None
         places.append((n, cursor, len(variant)))
         cursor += len(variant) + len(literal)
     return places if cursor == len(text) else None
+
+
+def _variants(content: str) -> tuple[str, ...]:
+    """What templates make of a content: strip it, or write it as JSON (Llama-3's tools)."""
+    return content, content.strip(), content.lstrip(), content.rstrip(), _to_json(content)[1:-1]
+
+
+def _proof_of(text: str, contents: Sequence[str], places: Sequence[Place]) -> Proof:
+    messages = [n for n, _, _ in places]
+    written = [text[begin : begin + size] for _, begin, size in places]
+    if messages != sorted(set(messages)):
+        return Proof.NONE
+    if all(contents[n] == content for n, content in zip(messages, written, strict=True)):
+        return Proof.BYTES
+    stripped = all(contents[n].strip() == content.strip() for n, content in zip(messages, written, strict=True))
+    return Proof.CHARACTERS if stripped else Proof.NONE
 
 
 def _places_by_search(text: str, document: Document) -> list[Place]:
@@ -164,18 +182,41 @@ def _places_by_search(text: str, document: Document) -> list[Place]:
     return places
 
 
-def _build(text: str, contents: Sequence[str], places: Sequence[Place], verbatim: bool) -> RenderedChat:
-    sizes = [len(content.encode()) for content in contents]
-    starts = np.concatenate([[0], np.cumsum(sizes)]).tolist()  # canonical byte at which each message starts
-    kept = [place for place in places if place[2] > 0]
-    offsets = []
-    for n, begin, size in kept:
-        stripped = contents[n][: contents[n].index(text[begin : begin + size])]
-        offsets.append(starts[n] + len(stripped.encode()))
+def _build(text: str, document: Document, places: Sequence[Place], proof: Proof) -> RenderedChat:
+    contents = [segment.content for segment in document.segments]
+    starts = np.concatenate([[0], np.cumsum([len(content.encode()) for content in contents])]).tolist()
+    places = [place for place in places if place[2] > 0]
+    counted = _in_order(places, document)
     # A stripped tail, and messages of whitespace alone, go to the span before them.
-    reaches = [starts[n] for n, _, _ in kept[1:]] + [starts[-1]] if kept else []
-    spans = tuple((begin, begin + size) for _, begin, size in kept)
-    return RenderedChat(text, spans, tuple(offsets), tuple(reaches), verbatim)
+    ends = [starts[places[number][0]] for number in counted[1:]] + starts[-1:]
+    reach_of = dict(zip(counted, ends, strict=False))
+    offsets, reaches = [], []
+    reach = 0
+    for number, (n, begin, size) in enumerate(places):
+        offset = reach
+        if number in reach_of:
+            stripped = contents[n][: max(0, contents[n].find(text[begin : begin + size]))]
+            offset, reach = starts[n] + len(stripped.encode()), reach_of[number]
+        offsets.append(offset)
+        reaches.append(reach)
+    spans = tuple((begin, begin + size) for _, begin, size in places)
+    return RenderedChat(text, spans, tuple(offsets), tuple(reaches), proof)
+
+
+def _in_order(places: Sequence[Place], document: Document) -> list[int]:
+    """The places that count: messages in their order, each once, with as many characters of answers as can be.
+
+    The heaviest increasing subsequence, in time of the square of the places where a template has reordered them.
+    """
+    messages = [n for n, _, _ in places]
+    if messages == sorted(set(messages)):
+        return list(range(len(places)))
+    best: list[tuple[tuple[int, int], list[int]]] = []
+    for number, (n, _, size) in enumerate(places):
+        answers = size if document.segments[n].role in TRAINABLE_ROLES else 0
+        before = max((found for found in best if messages[found[1][-1]] < n), default=((0, 0), []))
+        best.append(((before[0][0] + answers, before[0][1] + size), [*before[1], number]))
+    return max(best)[1]
 
 
 class _GenerationTag(Extension):

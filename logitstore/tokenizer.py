@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from logitstore.byte_ends import Proof
+from logitstore.byte_ends import Proof, weakest
 from logitstore.chat import RENDERING_DATE, ChatTemplate, RenderedChat
 from logitstore.cutting import Cutter, CutText
 from logitstore.digests import digest_bytes
@@ -256,7 +256,7 @@ class Tokenizer:
             tokens = self._cutter.cut_runs([(run, not is_content) for run, is_content in chat.runs()])
         lengths = chat.content_lengths(tokens.byte_lengths)
         has_bos = tokens.ids[: len(self.bos_ids)].tolist() == list(self.bos_ids)
-        in_content = CutText(tokens.ids, lengths, tokens.proof if chat.verbatim else Proof.NONE)
+        in_content = CutText(tokens.ids, lengths, weakest([tokens.proof, chat.proof]))
         return _finish(document, in_content, () if has_bos else self.bos_ids, ())
 
 

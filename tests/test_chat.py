@@ -8,6 +8,7 @@ from builders import CHATML_TEMPLATE, build_bytelevel_tokenizer
 from hypothesis import given
 from hypothesis import strategies as st
 
+from logitstore.byte_ends import Proof
 from logitstore.chat import ChatTemplate
 from logitstore.documents import Document, Segment
 from logitstore.errors import TokenizerError
@@ -108,7 +109,7 @@ def test_render_equals_transformers(reference, name, turns):
 
 def test_render_finds_contents_as_short_as_the_templates_own_words():
     rendered = ChatTemplate(CHATML_TEMPLATE, {}).render(chat(("user", "s"), ("assistant", "a")))
-    assert rendered.verbatim
+    assert rendered.proof == Proof.BYTES
     assert rendered.text[: rendered.spans[0][0]].endswith("user\n")
     assert rendered.text[: rendered.spans[1][0]].endswith("assistant\n")
 
@@ -134,7 +135,7 @@ def test_content_lengths_of_stripped_contents_lose_no_byte():
     template = ChatTemplate("{% for m in messages %}[{{ m.content | trim }}]{% endfor %}", {})
     rendered = template.render(document)
     assert rendered.text == "[é][][b]"
-    assert not rendered.verbatim
+    assert rendered.proof == Proof.CHARACTERS
     # One token for each character: the whitespace goes to the content before, and at the start to the first.
     lengths = rendered.content_lengths(np.array([1, 2, 1, 1, 1, 1, 1, 1]))
     assert lengths.tolist() == [0, 2 + 2 + 1 + 3, 0, 0, 0, 0, 2, 0]
@@ -156,18 +157,18 @@ def test_content_lengths_sum_up_for_any_cut(contents, name, data):
     cuts = data.draw(st.sets(st.integers(1, max(size - 1, 1)), max_size=20))
     lengths = np.diff([0, *sorted(cuts), size])
     assert rendered.content_lengths(lengths).sum() == document.num_bytes
-    assert rendered.verbatim
+    assert rendered.proof == Proof.BYTES
 
 
 def test_render_searches_where_a_template_looks_into_contents():
     template = ChatTemplate("{% for m in messages %}{{ m.content.split('</think>')[-1] }}|{% endfor %}", {})
-    assert template.render(chat(("user", "q"), ("assistant", "a"))).verbatim
+    assert template.render(chat(("user", "q"), ("assistant", "a"))).proof == Proof.BYTES
     upper = ChatTemplate(
         "{% for m in messages %}{{ 'Q:' if '?' in m.content else 'A:' }}{{ m.content }}|{% endfor %}", {}
     )
     rendered = upper.render(chat(("user", "why?"), ("assistant", "so")))
     assert contents_of(rendered) == ["why?", "so"]
-    assert not rendered.verbatim
+    assert rendered.proof == Proof.NONE
 
 
 def test_render_names_a_message_whose_content_is_changed():

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer as FastTokenizer
 from tokenizers import models, normalizers, pre_tokenizers, processors, trainers
 
+from logitstore.byte_ends import Proof
 from logitstore.documents import Document, Segment
 from logitstore.errors import TokenizerError
 from logitstore.tokenizer import Tokenizer
@@ -174,13 +175,14 @@ def test_tokenize_keeps_the_order_of_mixed_documents(load):
     assert tokenizer.tokenize([]) == []
 
 
-def test_tokenize_a_chat_with_a_template_that_strips_is_inexact_and_whole(tmp_path):
+def test_tokenize_a_chat_with_a_template_that_strips_is_proven_by_characters_and_whole(tmp_path):
     template = "{% for m in messages %}<|im_start|>{{ m.content | trim }}<|im_end|>{% endfor %}"
     tokenizer = Tokenizer.from_folder(build_bytelevel_tokenizer(tmp_path, chat_template=template))
     for contents in (["  é ", "b\n"], [" ", "x"], [" "]):
         document = chat_document(*contents)
         [tokens] = tokenizer.tokenize([document])
-        assert not tokens.exact
+        # Of whitespace alone nothing is left, and no token is known to stand for it.
+        assert tokens.proof == (Proof.NONE if contents == [" "] else Proof.CHARACTERS)
         assert tokens.byte_lengths.sum() == document.num_bytes
 
 
