@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from logitstore.alignment_parts import find_alignment, read_pairs
+from logitstore.alignment_parts import closing_ids, find_alignment, read_pairs
+from logitstore.consumer.answers import answers_mask
 from logitstore.consumer.rows import require_unit_temperature
 from logitstore.digests import digest_json
-from logitstore.documents import TRAINABLE_ROLES
 from logitstore.errors import ConfigError, TrainingError
 from logitstore.inspection import stored_tokenizer
 from logitstore.manifest import Column, Manifest
@@ -90,9 +90,10 @@ class TrainingData:
         tokens: Column,
         teachers: tuple[TeacherColumns, ...],
         loss_on: str,
-        vocab_size: int,
+        student: Tokenizer,
     ) -> None:
-        self.store, self.version, self.loss_on, self.vocab_size = store, version, loss_on, vocab_size
+        self.store, self.version, self.loss_on, self.vocab_size = store, version, loss_on, student.vocab_size
+        self._closing_ids = closing_ids(student)
         self._tokens, self._text = tokens, next(version.manifest.find("text"))
         columns = [tokens, *(c for t in teachers for c in (t.sparse, t.alignment) if c is not None)]
         blocks = version.manifest.plan.blocks
@@ -143,7 +144,7 @@ class TrainingData:
             _teacher_columns(store, manifest, student, tokens, name, weight, selection)
             for name, weight in _weights(version, teacher_weights).items()
         )
-        return cls(store, version, tokens, teachers, loss_on, student.vocab_size)
+        return cls(store, version, tokens, teachers, loss_on, student)
 
     def check_temperature(self, temperature: float) -> None:
         """Refuse a temperature that some teacher's signal cannot serve, before anything is read.
@@ -172,8 +173,7 @@ class TrainingData:
         charged = tokens.positions() > 0
         if self.loss_on != "all":
             documents = read_documents_of(self.store.column_part(self._text, block))
-            roles = [[(segment.role, segment.content) for segment in document.segments] for document in documents]
-            charged &= _answers_mask(tokens, roles)
+            charged &= answers_mask(tokens, documents, self._closing_ids)
         # Teachers of one tokenizer share their alignment with the student's.
         alignments = {teacher.alignment.id: teacher.alignment for teacher in self.teachers if teacher.alignment}
         pairs = {name: read_pairs(self.store.column_part(column, block)) for name, column in alignments.items()}
@@ -269,7 +269,7 @@ def _teacher_columns(
     if alignment is None:
         raise TrainingError(
             f"the student's tokens are in the dataset, but not their alignment with teacher {name!r}; make it with "
-            "`logitstore produce ... --student-tokenizer TOKENIZER`"
+            "`logitstore align STORE --dataset NAME --student-tokenizer TOKENIZER`"
         )
     teacher_tokenizer = stored_tokenizer(store, manifest, teacher_tokens)
     return TeacherColumns(name, weight, sparse, scalars, alignment, common_classes(student, teacher_tokenizer))
@@ -289,25 +289,10 @@ def common_classes(student: Tokenizer, teacher: Tokenizer) -> VocabularyClasses:
     )
 
 
-def _answers_mask(tokens: TokenBlock, documents: list[list[tuple[str, str]]]) -> np.ndarray:
-    """bool [T]: tokens whose last byte is in an answer, and the end-of-turn token right after one."""
-    mask = np.zeros(tokens.num_tokens, bool)
-    for begin, end, segments in zip(tokens.begins.tolist(), tokens.ends.tolist(), documents, strict=True):
-        lengths = tokens.byte_lengths[begin:end]
-        segment_ends = np.cumsum([len(content.encode()) for _, content in segments])
-        is_answer = np.array([role in TRAINABLE_ROLES for role, _ in segments])
-        last_byte = np.cumsum(lengths) - 1
-        segment = np.searchsorted(segment_ends, last_byte, side="right").clip(max=len(segments) - 1)
-        closes = np.zeros(len(lengths), bool)
-        closes[1:] = (lengths[1:] == 0) & (lengths[:-1] > 0)
-        mask[begin:end] = is_answer[segment] & ((lengths > 0) | closes)
-    return mask
-
-
 def _missing_tokens(version: DatasetVersion) -> str:
     known = ", ".join(column.label for column in version.manifest.find("tokens")) or "none"
     return (
         f"dataset {version.name!r} has no tokens of this student's tokenizer (it has those of: {known}); make them and "
-        f"their alignment with `logitstore produce STORE --dataset {version.name} --teacher ... --student-tokenizer "
-        "TOKENIZER` (a finished teacher is not run again)"
+        f"their alignment with `logitstore align STORE --dataset {version.name} --student-tokenizer TOKENIZER` (no "
+        "teacher is run for it)"
     )

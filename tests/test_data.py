@@ -11,11 +11,13 @@ import pytest
 from builders import build_bytelevel_tokenizer
 from small_store import SmallStore
 
-from logitstore.consumer.data import TrainingData, _answers_mask
-from logitstore.documents import TRAINABLE_ROLES, Document, Segment
+from logitstore.consumer.data import TrainingData
+from logitstore.documents import TRAINABLE_ROLES
 from logitstore.errors import ConfigError, TrainingError
+from logitstore.parts import Part
+from logitstore.signals import SparseSignal, read_sparse
+from logitstore.sparse import SparseRows
 from logitstore.text_parts import read_documents_of
-from logitstore.token_parts import TokenBlock
 from logitstore.tokenizer import Tokenizer
 
 
@@ -64,14 +66,14 @@ def test_open_names_the_signals_there_are_when_it_cannot_choose(small: SmallStor
 
 
 def test_open_names_the_command_for_a_tokenizer_without_tokens(small: SmallStore) -> None:
-    with pytest.raises(TrainingError, match=r"logitstore produce .*--student-tokenizer"):
+    with pytest.raises(TrainingError, match=r"logitstore align .*--dataset mixed --student-tokenizer"):
         open_data(small, small.stranger)
 
 
 def test_open_names_the_command_for_tokens_without_an_alignment(small: SmallStore) -> None:
     columns = tuple(column for column in small.version.manifest.columns if column.kind != "alignment")
     version = replace(small.version, manifest=replace(small.version.manifest, columns=columns))
-    with pytest.raises(TrainingError, match=r"not their alignment .*--student-tokenizer"):
+    with pytest.raises(TrainingError, match=r"not their alignment .*logitstore align .*--student-tokenizer"):
         TrainingData.open(small.store, version, Tokenizer.from_folder(small.other), selection="topk")
 
 
@@ -153,28 +155,31 @@ def test_answers_charge_exactly_the_tokens_that_end_in_an_answer_and_its_end_of_
     assert kinds >= {"text", "prompt", "user"}
 
 
-def test_answers_charge_what_people_expect_of_a_chat_and_of_a_completion(small: SmallStore) -> None:
-    """The two examples that one would draw on a board."""
-    tokenizer = Tokenizer.from_folder(small.tokenizer)
-    documents = [
-        Document((Segment("prompt", "Say hi. "), Segment("completion", "Hi!"))),
-        Document((Segment("user", "Say hi."), Segment("assistant", "Hi!"), Segment("user", "Bye."))),
-    ]
-    found = tokenizer.tokenize(documents)
-    block = TokenBlock(
-        np.concatenate([document.ids for document in found]),
-        np.concatenate([document.byte_lengths for document in found]),
-        np.cumsum([len(document.ids) for document in found]),
-        np.array([document.exact for document in found]),
-    )
-    mask = _answers_mask(block, [[(s.role, s.content) for s in document.segments] for document in documents])
-    spelled = [tokenizer.token_text(int(token)) for token in block.ids]
-    kept = ["".join(np.array(spelled)[b:e][mask[b:e]]) for b, e in zip(block.begins, block.ends, strict=True)]
-    assert kept == ["Hi!</s>", "Hi!<|im_end|>"]
-
-
 def test_open_takes_a_tokenizer_with_another_template_for_another(small: SmallStore, tmp_path: Path) -> None:
     texts = [json.dumps({"text": "x"})]
     folder = build_bytelevel_tokenizer(tmp_path / "t", 300, texts, chat_template=None)
     with pytest.raises(TrainingError, match="has no tokens"):
         open_data(small, folder)
+
+
+@pytest.mark.parametrize("tokenizer", ["tokenizer", "other"])
+def test_rows_that_were_not_scored_speak_of_no_token(
+    small: SmallStore, tokenizer: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A signal may cover a part of its documents only; alignments cover them whole."""
+    data = open_data(small, getattr(small, tokenizer))
+    whole = data.load(data.train_blocks[0]).teachers[0]
+    half = whole.signal.rows.num_rows // 2
+
+    def first_half(part: Part) -> SparseSignal:
+        signal = read_sparse(part)
+        rows, kept = signal.rows, signal.rows.offsets[half]
+        offsets = np.minimum(rows.offsets, kept)
+        return replace(signal, rows=SparseRows(offsets, rows.ids[:kept], rows.quanta[:kept], rows.draws[:kept]))
+
+    monkeypatch.setattr("logitstore.consumer.data.read_sparse", first_half)
+    block = data.load(data.train_blocks[0])
+    expected = np.where(whole.row_of < half, whole.row_of, -1)
+    assert (expected != whole.row_of).any()
+    np.testing.assert_array_equal(block.teachers[0].row_of, expected)
+    assert block.charged.sum() == len(block.charged) - len(block.tokens.ends)
