@@ -80,10 +80,11 @@ def _describe(study: Study, teachers: dict[str, float]) -> str:
         confidence intervals (Student's t, n = {sizes.num_seeds}; of shares, Fieller's). Objectives weigh 0.9 beside 0.1
         of cross-entropy. Bits per byte are of documents that neither students nor teachers nor tokenizers saw."""
     both = f"""
-        Both teachers have width {sizes.teacher_width} and saw the same number of bytes of the same documents, for the
-        one of the student's tokenizer {sizes.teacher_tokens:,} tokens. Its tokenizer is a byte-fallback BPE
-        ({rates["student"]:.3f} tokens a byte), and its held-out bits per byte {teachers[SAME]:.4f}. The other's is a
-        ByteLevel BPE of {sizes.teacher_vocabulary:,} tokens ({rates["teacher"]:.3f} a byte): {teachers[OTHER]:.4f}."""
+        Both teachers have width {sizes.teacher_width} and learned from the same documents. The one of the student's
+        tokenizer (a byte-fallback BPE, {rates["student"]:.3f} tokens a byte) saw {sizes.teacher_tokens:,} tokens and
+        has {teachers[SAME]:.4f} held-out bits per byte; the other's is a ByteLevel BPE of {sizes.teacher_vocabulary:,}
+        tokens ({rates["teacher"]:.3f} a byte): it saw {100 * sizes.other_bytes:.0f} % of the bytes, so that it is no
+        better a teacher, and has {teachers[OTHER]:.4f}."""
     return "\n\n".join(fill(" ".join(text.split()), 120) for text in (students, both))
 
 
