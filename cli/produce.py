@@ -12,10 +12,17 @@ from logitstore.cli.config_file import config_option
 from logitstore.cli.corpus_options import corpus_options, make_plan
 from logitstore.cli.option_groups import option_group
 from logitstore.cli.progress import ProduceBar, hide_model_bars
-from logitstore.cli.tokenizer_options import load_students, read_template, tokenizer_options
+from logitstore.cli.tokenizer_options import load_projections, load_students, read_template, tokenizer_options
 
 teacher_run_options = option_group(
-    click.option("--signals", default="scalars,sparse", show_default=True, help="Which signals to store."),
+    click.option(
+        "--signals",
+        default="scalars,sparse",
+        show_default=True,
+        help="Which signals to store: scalars, sparse, "
+        "and sparse@TOKENIZER for sparse rows on the classes that the teacher's vocabulary shares with that of a "
+        "folder, hub id or label of a --student-tokenizer.",
+    ),
     click.option(
         "--select",
         default="threshold:12",
@@ -98,6 +105,7 @@ def produce(
     requests = [TeacherRequest.parse(text, config, template) for text in teacher]
     check_distinct([request.name for request in requests])
     students = load_students(student_tokenizer, template)
+    projections = load_projections(config.signals, students, template)
     hide_model_bars()  # only now: what the hub downloads is worth a bar
     opened = Store.open_or_create(store)
     began = time.monotonic()
@@ -112,7 +120,17 @@ def produce(
             held_out=held_out,
             block_bytes=block_bytes,
         )
-        report = run(opened, dataset, digest, requests, students, config, bar, replaces_plan=bool(data))
+        report = run(
+            opened,
+            dataset,
+            digest,
+            requests,
+            students,
+            config,
+            bar,
+            replaces_plan=bool(data),
+            projections=projections,
+        )
     seconds = time.monotonic() - began
     if as_json:
         values = {

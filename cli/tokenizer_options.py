@@ -42,6 +42,18 @@ def load_students(texts: Iterable[str], template: str | None) -> list[tuple[str,
     return [(label_of(text), load_tokenizer(text, template)) for text in texts]
 
 
+def load_projections(
+    signals: Iterable[str], students: list[tuple[str, Tokenizer]], template: str | None
+) -> list[tuple[str, Tokenizer]]:
+    """(name, tokenizer) of each ``sparse@NAME`` whose name is no student's label."""
+    from logitstore.hub import load_tokenizer
+    from logitstore.producer.request import projected_name
+
+    labels = {label for label, _ in students}
+    names = dict.fromkeys(filter(None, map(projected_name, signals)))
+    return [(name, load_tokenizer(name, template)) for name in names if name not in labels]
+
+
 def label_of(tokenizer: str) -> str:
     """A hub id as it is; of a folder, or a file in one, its name alone: where it lies is nobody's business."""
     path = Path(tokenizer).expanduser().resolve()

@@ -10,6 +10,9 @@ Signal ``sparse``:
     sparse     uint64 [T, K]    entries as ``logitstore.sparse`` packs them; a row without entries was not scored
     rest       float32 [T, S]   per temperature: log of the sum of p^(1/T) over all tokens outside the row
 
+Signal ``projected``: the arrays of ``sparse``, whose ids are classes that the teacher's vocabulary shares with another
+(``VocabularyMaps.classes``, then one class for all tokens that are in none), at temperature 1.
+
 Row t speaks of token t given its document's tokens before t. Log-probs are over the whole vocabulary, in nats.
 """
 
@@ -26,6 +29,10 @@ from logitstore.sparse import DEFAULT_STEP_NATS, SparseRows
 from logitstore.staging import ArrayToStore, StagedPart, stage
 
 SIGNALS = ("scalars", "sparse")
+PROJECTED = "projected"
+"""A signal over the classes that the teacher's vocabulary shares with a student's."""
+PROJECTED_TEMPERATURES = (1.0,)
+"""Masses of classes say what they are at temperature 1 only: at another a class is no power of what it was."""
 START_CLASSES = ("space", "punctuation", "end")
 """What a token can start with at a boundary: ASCII whitespace; other ASCII that is no letter, digit or ``_``; or it is
 a special token, without bytes, that ends a text or a turn."""
@@ -53,6 +60,7 @@ class SparseSignal:
         temperatures: S temperatures, in the order of the columns.
         draw_weight: weight of one draw of a sampled entry: theta of ``threshold``, 1 / N of ``sample``; else None.
         tail_step_nats: to what log-probs of unlikely tokens were rounded, see ``coarse_quanta``; None: like all others.
+        projection: digest of the vocabulary maps whose classes the ids are; None where they are tokens.
     """
 
     rows: SparseRows
@@ -60,6 +68,7 @@ class SparseSignal:
     temperatures: tuple[float, ...]
     draw_weight: float | None
     tail_step_nats: float | None = None
+    projection: str | None = None
 
 
 def scalar_columns(temperatures: tuple[float, ...], *, log_z: bool = False) -> list[str]:
@@ -122,6 +131,8 @@ def stage_sparse(signal: SparseSignal, *, portable: bool = False) -> StagedPart:
         "error_nats": step_nats / 2 if signal.tail_step_nats is None else (step_nats + signal.tail_step_nats) / 2,
         "draw_weight": None if signal.draw_weight is None else decimal(signal.draw_weight),
     }
+    if signal.projection is not None:
+        attributes |= {"entry": entry.replace("token id", "class"), "projection": signal.projection}
     rest_attributes = {
         "columns": [f"log_rest@{temperature:g}" for temperature in signal.temperatures],
         "temperatures": list(signal.temperatures),
@@ -134,7 +145,8 @@ def stage_sparse(signal: SparseSignal, *, portable: bool = False) -> StagedPart:
         "sparse": ArrayToStore(signal.rows, attributes),
         "rest": ArrayToStore(quantise_nats(signal.rest, step_nats), rest_attributes, steps),
     }
-    return stage("signal", arrays, {"signal": "sparse"}, portable=portable)
+    name = "sparse" if signal.projection is None else PROJECTED
+    return stage("signal", arrays, {"signal": name}, portable=portable)
 
 
 def read_sparse(part: Part) -> SparseSignal:
@@ -151,6 +163,7 @@ def read_sparse(part: Part) -> SparseSignal:
         tuple(part.attributes("rest")["temperatures"]),
         None if weight is None else float(weight),
         None if tail is None else float(tail),
+        attributes.get("projection"),
     )
 
 

@@ -6,11 +6,14 @@ argmax in any case: a decreasing function of theta, which is read off a fine gri
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import torch
 from torch import Tensor
 
 from logitstore.producer.packing import PackedBatch, Windows, pack
+from logitstore.producer.policy import Rows, rows_of
 from logitstore.producer.systematic import MIN_THETA
 from logitstore.producer.teacher import Teacher
 from logitstore.token_parts import TokenBlock
@@ -22,8 +25,25 @@ _GRID = np.unique([float(f"{theta:.2g}") for theta in np.geomspace(1e-5, 0.9, 40
 _GRID = _GRID[_GRID >= MIN_THETA]
 
 
-def resolve_theta(teacher: Teacher, tokens: TokenBlock, windows: Windows, batch_tokens: int, entries: float) -> float:
-    """The theta of the grid whose mean number of entries a row is nearest to ``entries``."""
+@torch.inference_mode()
+def resolve_theta(
+    teacher: Teacher,
+    tokens: TokenBlock,
+    windows: Windows,
+    batch_tokens: int,
+    entries: float,
+    project: Callable[[Rows], Rows] | None = None,
+) -> float:
+    """The theta of the grid whose mean number of entries a row is nearest to ``entries``.
+
+    Args:
+        teacher: loaded and checked.
+        tokens: of the block that thetas are settled on.
+        windows: how long documents are cut.
+        batch_tokens: tokens of a packed batch.
+        entries: of a row, on average.
+        project: from rows over tokens to those that entries are chosen from, if they are others.
+    """
     grid_G = torch.tensor(_GRID, dtype=torch.float32, device=teacher.device)
     total_G, num_rows = torch.zeros(len(_GRID), dtype=torch.float64, device=teacher.device), 0
     for batch in _sample(pack(tokens, windows, batch_tokens)):
@@ -33,7 +53,8 @@ def resolve_theta(teacher: Teacher, tokens: TokenBlock, windows: Windows, batch_
         )
         hidden_RD = teacher.hidden(ids, positions)[outputs]
         for chunk_RD, realised_R in zip(hidden_RD.split(_CHUNK_ROWS), realised.split(_CHUNK_ROWS), strict=True):
-            total_G += _expected_entries(teacher, chunk_RD, realised_R, grid_G)
+            rows = rows_of(teacher.head(chunk_RD), realised_R)
+            total_G += _expected_entries(rows if project is None else project(rows), grid_G)
         num_rows += len(realised)
     mean_G = (total_G / max(1, num_rows)).clamp(min=1.0).cpu().numpy()
     return float(_GRID[np.argmin(np.abs(np.log(mean_G / entries)))])
@@ -45,12 +66,9 @@ def _sample(batches: list[PackedBatch]) -> list[PackedBatch]:
     return batches[:: max(1, num_tokens // _CALIBRATION_TOKENS)]
 
 
-@torch.inference_mode()
-def _expected_entries(teacher: Teacher, hidden_RD: Tensor, realised_R: Tensor, grid_G: Tensor) -> Tensor:
+def _expected_entries(rows: Rows, grid_G: Tensor) -> Tensor:
     """float64 [G]: expected number of entries, summed over the rows."""
-    logits_RV = teacher.head(hidden_RD)
-    probs_RV = torch.softmax(logits_RV, dim=-1, dtype=torch.float32)
-    argmax_R = logits_RV.argmax(-1)
+    probs_RV, argmax_R, realised_R = rows.probs_RV, rows.argmax_R, rows.realised_R
     sorted_RV = probs_RV.sort(-1).values
     # On the CPU, because CUDA's running sums of floats differ from run to run.
     mass_RV = sorted_RV.cpu().cumsum(-1).to(sorted_RV.device)

@@ -44,6 +44,13 @@ class Rows(NamedTuple):
     given_RK: Tensor | None = None
 
 
+def rows_of(logits_RV: Tensor, realised_R: Tensor, given_RK: Tensor | None = None) -> Rows:
+    """The distributions of a chunk, without random words."""
+    probs_RV = torch.softmax(logits_RV, dim=-1, dtype=torch.float32)
+    argmax_R = logits_RV.max(-1)[1]  # torch promises the first of equal maxima
+    return Rows(logits_RV, probs_RV, argmax_R, realised_R, torch.zeros_like(realised_R), given_RK)
+
+
 class Entries(NamedTuple):
     """The entries kept, each once, in no order: int64 row, token id, and draws that hit it, 0 if certain; [E] each."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -18,6 +19,7 @@ from logitstore.signals import SIGNALS
 from logitstore.sparse import DEFAULT_STEP_NATS
 from logitstore.tokenizer import Tokenizer
 
+_PROJECTED = "sparse@"
 _MAX_TAIL_STEP_NATS = 4.0
 _MIN_STEP_NATS = 0.01
 """Log-probs are stored down to -65,534 steps: at this one to -655 nats."""
@@ -28,7 +30,7 @@ class ProduceConfig:
     """How teachers are run. The names are those of the options of ``logitstore produce``."""
 
     signals: tuple[str, ...] = SIGNALS
-    """Which signals to store."""
+    """Which signals to store; ``sparse@NAME`` is ``sparse`` on the classes shared with the tokenizer of that name."""
     select: str = "threshold:12"
     """Selection policy of the sparse signal."""
     temperatures: tuple[float, ...] = (1.0,)
@@ -64,8 +66,8 @@ class ProduceConfig:
 
     def __post_init__(self) -> None:
         for signal in self.signals or ("",):
-            if signal not in SIGNALS:
-                raise ConfigError(f"--signals {signal!r}: expected some of {', '.join(SIGNALS)}")
+            if signal not in SIGNALS and not projected_name(signal):
+                raise ConfigError(f"--signals {signal!r}: expected some of {', '.join(SIGNALS)}, sparse@TOKENIZER")
         if 1.0 not in self.temperatures or not all(0 < temperature < math.inf for temperature in self.temperatures):
             raise ConfigError(f"--temperatures {self.temperatures}: expected positive numbers, 1 among them")
         # One order, because it is part of the recipe; 1 comes first.
@@ -166,6 +168,26 @@ class TeacherRequest:
         windows = _windows(str(folder), context_length(folder, trust_code=trust), config)
         fingerprint = fingerprint_model(folder, allow_pickle=config.allow_pickle, trust_code=trust)
         return cls(name or folder.resolve().name, folder, tokenizer, windows, fingerprint)
+
+
+def projected_name(signal: str) -> str:
+    """What stands behind ``sparse@``: the tokenizer that a signal is projected for; empty for another signal."""
+    return signal.removeprefix(_PROJECTED) if signal.startswith(_PROJECTED) else ""
+
+
+def projected_tokenizers(signals: Iterable[str], known: Iterable[tuple[str, Tokenizer]]) -> dict[str, Tokenizer]:
+    """By signal, the tokenizer that it is projected for.
+
+    Raises:
+        ConfigError: none of that name is known.
+    """
+    tokenizers, found = dict(known), dict[str, Tokenizer]()
+    for signal in filter(projected_name, signals):
+        if projected_name(signal) not in tokenizers:
+            names = ", ".join(tokenizers) or "none"
+            raise ConfigError(f"--signals {signal}: no tokenizer of that name; there are: {names}")
+        found[signal] = tokenizers[projected_name(signal)]
+    return found
 
 
 def execution(config: ProduceConfig, device: str, batch_tokens: int) -> dict[str, Any]:

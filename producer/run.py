@@ -7,6 +7,7 @@ publishes when all is answered; who is killed loses the block it was at. What ne
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -20,7 +21,7 @@ from logitstore.manifest import Manifest
 from logitstore.plan import Plan
 from logitstore.producer.beside import FillingBeside
 from logitstore.producer.packing import Windows
-from logitstore.producer.request import ProduceConfig, TeacherRequest, execution
+from logitstore.producer.request import ProduceConfig, TeacherRequest, execution, projected_tokenizers
 from logitstore.producer.scorer import Scorer
 from logitstore.store import DatasetVersion, Store
 from logitstore.text_columns import TextColumns, walk
@@ -54,6 +55,7 @@ def produce(
     progress: ProduceProgress,
     *,
     replaces_plan: bool = True,
+    projections: Sequence[tuple[str, Tokenizer]] = (),
 ) -> ProduceReport:
     """Answer every recipe of the plan and publish the dataset's next version.
 
@@ -67,14 +69,19 @@ def produce(
         progress: told of every batch and block.
         replaces_plan: whether this plan becomes the dataset's. A run that was named no corpus has none to say, and must
             not undo what another one added meanwhile: blocks that are new by then are holes until the next run.
+        projections: (name, tokenizer) that ``sparse@NAME`` may name besides the students'.
 
     Raises:
-        ConfigError: two teachers have one name, or are one model.
+        ConfigError: two teachers have one name, or are one model; or a tokenizer to project for is not known.
+        VocabularyError: a teacher's vocabulary and one to project for have next to nothing in common.
     """
     _check_distinct(teachers)
+    projected = projected_tokenizers(config.signals, [*projections, *student_tokenizers])
 
     def work() -> ProduceReport:
-        return _produce(store, dataset, plan_digest, teachers, student_tokenizers, config, progress, replaces_plan)
+        return _produce(
+            store, dataset, plan_digest, teachers, student_tokenizers, projected, config, progress, replaces_plan
+        )
 
     with alive(store.storage, plan_digest):
         return freeing.tried_again(work)
@@ -86,6 +93,7 @@ def _produce(
     plan_digest: str,
     teachers: list[TeacherRequest],
     student_tokenizers: list[tuple[str, Tokenizer]],
+    projected: dict[str, Tokenizer],
     config: ProduceConfig,
     progress: ProduceProgress,
     replaces_plan: bool,
@@ -104,7 +112,7 @@ def _produce(
     missing = texts.missing()
     with FillingBeside(texts, missing, set(teacher_tokens.values())) as beside:
         for request in teachers:
-            scorer = Scorer(store, plan, texts, request, config)
+            scorer = Scorer(store, plan, texts, request, config, projected)
             tokens = teacher_tokens[request.name]
             templates = _templates({tokens: texts.requested[tokens]} | scorer.requested)
             _score(plan, find_answers(store, plan, templates, known), scorer, request.name, progress, beside)

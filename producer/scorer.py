@@ -15,17 +15,20 @@ from logitstore.columns import TEXT_ID, Template, recipe_for
 from logitstore.digests import decimal, digest_json
 from logitstore.plan import Plan
 from logitstore.producer.calibration import resolve_theta
+from logitstore.producer.projecting import Projected, Projection
 from logitstore.producer.request import ProduceConfig, TeacherRequest, execution
 from logitstore.producer.scalars import start_masks
 from logitstore.producer.scoring import Measures, ScoredBlock, score_block
 from logitstore.producer.selection import Policy, ThresholdBudget
 from logitstore.producer.teacher import Teacher
 from logitstore.recipes import Answer, Recipe
-from logitstore.signals import SCALAR_STEP_NATS, stage_scalars, stage_sparse
+from logitstore.signals import PROJECTED, PROJECTED_TEMPERATURES, SCALAR_STEP_NATS, stage_scalars, stage_sparse
 from logitstore.store import Store
 from logitstore.text_columns import TextColumns
 from logitstore.text_parts import read_documents_of
 from logitstore.token_parts import read_tokens, tokens_template
+from logitstore.tokenizer import Tokenizer
+from logitstore.vocabulary_maps import VocabularyMaps, vocabulary_maps
 
 # On a CPU, attention costs the square of a batch: its mask of document boundaries is dense.
 _BATCH_TOKENS = {"cpu": 512, "cuda": 16384}
@@ -41,14 +44,24 @@ class Scorer:
     """
 
     def __init__(
-        self, store: Store, plan: Plan, texts: TextColumns, request: TeacherRequest, config: ProduceConfig
+        self,
+        store: Store,
+        plan: Plan,
+        texts: TextColumns,
+        request: TeacherRequest,
+        config: ProduceConfig,
+        projected: Mapping[str, Tokenizer] | None = None,
     ) -> None:
+        """Args: ``projected`` has the tokenizer of each signal that is projected for one."""
         self._store, self._texts, self._request, self._config = store, texts, request, config
         self._device = config.resolved_device()
         self._batch_tokens = config.batch_tokens or _BATCH_TOKENS.get(self._device.split(":")[0], 4096)
         self._teacher: Teacher | None = None
         self._tokens = digest_json(tokens_template(request.tokenizer, has_chats=plan.has_chats))
-        self._policy = self._resolve_policy(plan) if "sparse" in config.signals else None
+        self._maps = {signal: self._stored_maps(tokenizer) for signal, tokenizer in (projected or {}).items()}
+        self._policies = {
+            signal: self._resolve_policy(plan, signal) for signal in config.signals if signal != "scalars"
+        }
         self._templates = {signal: self._template(signal) for signal in config.signals}
         self.requested: dict[str, tuple[Template, str]] = {
             digest_json(template): (template, request.name) for template in self._templates.values()
@@ -81,7 +94,7 @@ class Scorer:
 
         tokens = read_tokens(self._store.part(answers[self._tokens].part))
         digests = [document.digest() for document in documents]
-        given = self._config.given if self._policy is not None else None
+        given = self._config.given if self._policies else None
         scored = score_block(
             self.teacher,
             tokens,
@@ -113,28 +126,50 @@ class Scorer:
     def _measures(self) -> Measures:
         config, tokenizer = self._config, self._request.tokenizer
         return Measures(
-            policy=self._policy,
+            policy=self._policies.get("sparse"),
             temperatures=config.temperatures,
             step_nats=config.logprob_step,
             tail_step_nats=config.tail_step,
             sampled_logprobs=config.sampled_logprobs,
             log_z=config.log_z,
             starts=start_masks(tokenizer.token_bytes, tokenizer.special_ids, self.teacher.vocabulary_size),
+            projected={signal: Projected(self._project(signal), self._policies[signal]) for signal in self._maps},
         )
 
+    def _project(self, signal: str) -> Projection:
+        return Projection.of(self._maps[signal], self.teacher.vocabulary_size)
+
+    def _stored_maps(self, student: Tokenizer) -> VocabularyMaps:
+        maps = vocabulary_maps(self._store, student, self._request.tokenizer)
+        self._store.put_asset(maps.to_asset())  # again, if they are old: a collection spares what is young
+        return maps
+
     def _template(self, signal: str) -> dict[str, Any]:
-        temperatures = [decimal(temperature) for temperature in self._config.temperatures]
-        template = {"kind": "signal", "signal": signal, "temperatures": temperatures, **self._common_recipe()}
+        temperatures = PROJECTED_TEMPERATURES if signal in self._maps else self._config.temperatures
+        template = {
+            "kind": "signal",
+            "signal": PROJECTED if signal in self._maps else signal,
+            "temperatures": [decimal(temperature) for temperature in temperatures],
+            **self._common_recipe(),
+            **self._projection(signal),
+        }
         if signal == "scalars":
             return template | {"step_nats": decimal(SCALAR_STEP_NATS), "log_z": self._config.log_z}
-        assert self._policy is not None, "a sparse signal has a selection"
-        template |= {"step_nats": decimal(self._config.logprob_step), "selection": self._policy.to_json()}
+        policy = self._policies[signal]
+        template |= {"step_nats": decimal(self._config.logprob_step), "selection": policy.to_json()}
         if self._config.tail_step is not None:
             template["tail_step_nats"] = decimal(self._config.tail_step)
         # Where nothing is sampled, the option changes nothing.
-        if self._policy.draw_weight is not None:
+        if policy.draw_weight is not None:
             template["sampled_logprobs"] = self._config.sampled_logprobs
         return template
+
+    def _projection(self, signal: str) -> dict[str, Any]:
+        """What a recipe says of the classes that its rows are over; nothing of rows over tokens."""
+        if signal not in self._maps:
+            return {}
+        maps = self._maps[signal]
+        return {"projection": {"student": maps.student, "maps": maps.digest}}
 
     def _common_recipe(self) -> dict[str, Any]:
         return {
@@ -146,7 +181,7 @@ class Scorer:
             **execution(self._config, self._device, self._batch_tokens),
         }
 
-    def _resolve_policy(self, plan: Plan) -> Policy:
+    def _resolve_policy(self, plan: Plan, signal: str) -> Policy:
         selection = self._config.selection
         if not isinstance(selection, ThresholdBudget):
             return selection
@@ -154,13 +189,21 @@ class Scorer:
         recipe = {
             "kind": "theta",
             **self._common_recipe(),
+            **self._projection(signal),
             "entries": decimal(selection.entries),
             "tokens_content": tokens.content,
         }
         answer = self._store.answer(recipe)
         if answer is None:
             block = read_tokens(self._store.part(tokens.part))
-            theta = resolve_theta(self.teacher, block, self._request.windows, self._batch_tokens, selection.entries)
+            theta = resolve_theta(
+                self.teacher,
+                block,
+                self._request.windows,
+                self._batch_tokens,
+                selection.entries,
+                self._project(signal).to(self.teacher.device).push_forward if signal in self._maps else None,
+            )
             answer = self._store.commit_result(recipe, {"theta": decimal(theta)}, self._provenance())
         return selection.resolve(float(answer.result["theta"]))
 
@@ -175,9 +218,10 @@ class Scorer:
                 portable=self._config.portable,
             )
         else:
-            assert scored.sparse is not None, "a sparse signal has a selection"
-            part = stage_sparse(scored.sparse, portable=self._config.portable)
-            stats["num_entries"] = scored.sparse.rows.num_entries
+            rows = scored.projected.get(signal, scored.sparse)
+            assert rows is not None, "a sparse signal has a selection"
+            part = stage_sparse(rows, portable=self._config.portable)
+            stats["num_entries"] = rows.rows.num_entries
         self._store.commit_part(recipe, part, stats, self._provenance())
 
     def _provenance(self) -> dict[str, str]:

@@ -1,37 +1,35 @@
 """One block through a teacher: packed forwards, then hidden states to signals in chunks of rows.
 
-Shapes: N tokens of a batch, R rows of a chunk, V vocabulary, S scalars or temperatures, E entries, C classes of starts.
+Shapes: N tokens of a batch, R rows of a chunk, V vocabulary, S scalars, C classes of starts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from logitstore.counter_random import uniform_words
 from logitstore.errors import ModelError
 from logitstore.producer.given import GivenRows
 from logitstore.producer.packing import Windows, pack
-from logitstore.producer.policy import Entries, Policy, Rows
-from logitstore.producer.scalars import scalars_of, scaled_logprobs
+from logitstore.producer.policy import Policy, Rows, rows_of
+from logitstore.producer.projecting import Projected
+from logitstore.producer.row_writer import RowWriter
+from logitstore.producer.scalars import scalars_of
 from logitstore.producer.teacher import Teacher
-from logitstore.signals import START_CLASSES, SparseSignal, scalar_columns
-from logitstore.sparse import DEFAULT_STEP_NATS, MAX_QUANTA, NOT_STORED, SparseRows, coarse_quanta, offsets_of
+from logitstore.signals import PROJECTED_TEMPERATURES, START_CLASSES, SparseSignal, scalar_columns
+from logitstore.sparse import DEFAULT_STEP_NATS
 from logitstore.token_parts import TokenBlock
 
 _CHUNK_LOGITS = {"cpu": 1 << 20, "cuda": 1 << 26}
 """Logits that are worked on at once: what a CPU's caches hold; on a GPU, enough to hide the launching of kernels."""
 
-_TINY_MASS = 1e-35
-"""Below this, sums of float32 probabilities lose what underflows."""
-
-# An entry as one integer that sorts into the stored order: row, whether it is not the realised token, quanta, id; last,
-# its draws. Rows and ids take at most 28 bits together, since a chunk has at most 2^26 logits or a single row.
-_ID_SHIFT = 16
+_TOKENS = ""
+"""Name, among the signals of a block, of the rows over tokens."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +37,8 @@ class Measures:
     """What is written down about each row.
 
     Attributes:
-        policy: which entries to keep; None for scalars only.
+        policy: which entries to keep of rows over tokens; None for none.
+        projected: by name, what else to keep: rows over the classes that another vocabulary shares, at temperature 1.
         temperatures: for which log Z and the mass outside the row are kept; 1.0 first.
         step_nats: of the entries' log-probs.
         tail_step_nats: of those of unlikely tokens, see ``coarse_quanta``; the same if None.
@@ -55,6 +54,7 @@ class Measures:
     sampled_logprobs: bool = False
     log_z: bool = False
     starts: np.ndarray | None = field(default=None, repr=False)
+    projected: Mapping[str, Projected] = field(default_factory=dict, repr=False)
 
     @property
     def columns(self) -> list[str]:
@@ -69,11 +69,13 @@ class ScoredBlock:
         scalars: float32 [T, S], columns as ``scalar_columns`` names them.
         scored: bool [T].
         sparse: None unless a selection was given.
+        projected: by the names that ``Measures.projected`` has.
     """
 
     scalars: np.ndarray
     scored: np.ndarray
     sparse: SparseSignal | None
+    projected: dict[str, SparseSignal] = field(default_factory=dict)
 
 
 @torch.inference_mode()
@@ -97,19 +99,16 @@ def score_block(
         batch_tokens: tokens of a packed batch.
         measures: what is kept.
         progress: called with the number of tokens after each batch.
-        given: ids for the block's rows, if the policy selects by such.
+        given: ids for the block's rows, if a policy selects by such.
 
     Raises:
         ModelError: the teacher's logits are not finite.
     """
-    policy, device = measures.policy, teacher.device
-    words = uniform_words(
-        0 if policy is None else policy.seed, np.repeat(document_words, tokens.ends - tokens.begins), tokens.positions()
-    ).view(np.int64)
+    device = teacher.device
     scalars = np.full((tokens.num_tokens, len(measures.columns)), np.nan, np.float32)
-    rest = np.full((tokens.num_tokens, len(measures.temperatures)), np.nan, np.float32)
     scored = np.zeros(tokens.num_tokens, bool)
-    found: list[tuple[np.ndarray, SparseRows]] = []
+    writers = _writers(tokens, document_words, measures)
+    projections = {name: each.projection.to(device) for name, each in measures.projected.items()}
     starts = measures.starts
     if starts is None:
         starts = np.zeros((teacher.vocabulary_size, len(START_CLASSES)), np.float32)
@@ -119,115 +118,59 @@ def score_block(
         hidden_ND = teacher.hidden(torch.from_numpy(batch.ids).to(device), torch.from_numpy(batch.positions).to(device))
         hidden_TD = hidden_ND[torch.from_numpy(batch.outputs).to(device)]
         for begin in range(0, len(batch.rows), chunk):
-            rows = batch.rows[begin : begin + chunk]
-            realised_R = torch.from_numpy(tokens.ids[rows].astype(np.int64)).to(device)
-            words_R = torch.from_numpy(words[rows]).to(device)
-            given_RK = None if given is None else torch.from_numpy(given.table(rows)).to(device)
-            logits_RV = teacher.head(hidden_TD[begin : begin + chunk])
-            scalars[rows], chosen = _score_rows(
-                teacher.where, logits_RV, realised_R, words_R, given_RK, starts_VC, measures
-            )
-            if chosen is not None:
-                entries, rest[rows] = chosen
-                found.append((rows, entries))
+            numbers = batch.rows[begin : begin + chunk]
+            realised_R = torch.from_numpy(tokens.ids[numbers].astype(np.int64)).to(device)
+            given_RK = None if given is None else torch.from_numpy(given.table(numbers)).to(device)
+            rows = rows_of(teacher.head(hidden_TD[begin : begin + chunk]), realised_R, given_RK)
+            scalars[numbers], log_z_R = _score_rows(teacher.where, rows, starts_VC, measures)
+            for name, projection in projections.items():
+                writers[name].add(numbers, projection.push_forward(rows), torch.zeros_like(log_z_R))
+            if _TOKENS in writers:  # the last, for it overwrites the probabilities
+                writers[_TOKENS].add(numbers, rows, log_z_R)
         scored[batch.rows] = True
         progress(len(batch.ids))
-    if policy is None:
-        return ScoredBlock(scalars, scored, None)
-    entries = _assemble(tokens, found, measures.step_nats)
-    sparse = SparseSignal(entries, rest, measures.temperatures, policy.draw_weight, measures.tail_step_nats)
-    return ScoredBlock(scalars, scored, sparse)
+    signals = {name: writer.finish() for name, writer in writers.items()}
+    sparse = signals.pop(_TOKENS, None)
+    return ScoredBlock(scalars, scored, sparse, signals)
 
 
-def _score_rows(
-    where: str,
-    logits_RV: Tensor,
-    realised_R: Tensor,
-    words_R: Tensor,
-    given_RK: Tensor | None,
-    starts_VC: Tensor,
-    measures: Measures,
-) -> tuple[np.ndarray, tuple[SparseRows, np.ndarray] | None]:
-    """Of one chunk: scalars [R, S]; with a policy, entries and log mass outside the row [R, S]."""
-    probs_RV = torch.softmax(logits_RV, dim=-1, dtype=torch.float32)
-    max_R, argmax_R = logits_RV.max(-1)  # torch promises the first of equal maxima
+def _writers(tokens: TokenBlock, document_words: np.ndarray, measures: Measures) -> dict[str, RowWriter]:
+    """By name of the signal."""
+    writer = partial(
+        RowWriter,
+        tokens,
+        document_words,
+        step_nats=measures.step_nats,
+        tail_step_nats=measures.tail_step_nats,
+        sampled_logprobs=measures.sampled_logprobs,
+    )
+    writers = {
+        name: writer(each.policy, temperatures=PROJECTED_TEMPERATURES, projection=each.projection.maps)
+        for name, each in measures.projected.items()
+    }
+    if measures.policy is not None:
+        writers[_TOKENS] = writer(measures.policy, temperatures=measures.temperatures)
+    return writers
+
+
+def _score_rows(where: str, rows: Rows, starts_VC: Tensor, measures: Measures) -> tuple[np.ndarray, Tensor]:
+    """Scalars [R, S] of one chunk, and its log Z, float32 [R]."""
+    logits_RV, probs_RV, argmax_R = rows.logits_RV, rows.probs_RV, rows.argmax_R[:, None]
     # The likeliest token has p >= 1 / V, so this is log Z to the last digits without another pass.
-    log_z_R = max_R.float() - probs_RV.gather(-1, argmax_R[:, None])[:, 0].log()
-    temperatures = measures.temperatures
+    log_z_R = logits_RV.gather(-1, argmax_R)[:, 0].float() - probs_RV.gather(-1, argmax_R)[:, 0].log()
     columns_RS = scalars_of(
-        logits_RV, probs_RV, log_z_R, argmax_R, realised_R, starts_VC, temperatures, log_z=measures.log_z
+        logits_RV,
+        probs_RV,
+        log_z_R,
+        rows.argmax_R,
+        rows.realised_R,
+        starts_VC,
+        measures.temperatures,
+        log_z=measures.log_z,
     )
     scalars = columns_RS.cpu().numpy()
     if not np.isfinite(scalars).all():
         raise ModelError(
             f"{where}: its logits are not finite (NaN or infinity); try --dtype fp32, or check the weights"
         )
-    if measures.policy is None:
-        return scalars, None
-    chosen = measures.policy.select(Rows(logits_RV, probs_RV, argmax_R, realised_R, words_R, given_RK))
-    logprob_E = logits_RV[chosen.row_E, chosen.id_E].float() - log_z_R[chosen.row_E]
-    quanta_E = (logprob_E * (-1 / measures.step_nats)).round().clamp(0, MAX_QUANTA).to(torch.int64)
-    if measures.tail_step_nats is not None:
-        coarse = coarse_quanta(measures.step_nats, measures.tail_step_nats).astype(np.int64)
-        quanta_E = torch.from_numpy(coarse).to(quanta_E.device)[quanta_E]
-    if not measures.sampled_logprobs:
-        quanta_E.masked_fill_(chosen.draws_E > 0, NOT_STORED)
-    entries = _in_stored_order(chosen, quanta_E, realised_R, logits_RV.shape[-1])
-    rest_RS = _log_rests(logits_RV, probs_RV, log_z_R, chosen, temperatures)
-    return scalars, (entries, rest_RS.cpu().numpy())
-
-
-def _log_rests(
-    logits_RV: Tensor, probs_RV: Tensor, log_z_R: Tensor, chosen: Entries, temperatures: tuple[float, ...]
-) -> Tensor:
-    """float32 [R, S]: per temperature, log of the sum of p^(1/T) outside the row. Overwrites ``probs_RV``."""
-    # The mass outside is summed over what is outside: 1 - sum would be noise.
-    probs_RV[chosen.row_E, chosen.id_E] = 0.0
-    mass_R = probs_RV.sum(-1)
-    underflows = bool((mass_R < _TINY_MASS).any())
-    columns = []
-    for temperature in temperatures:
-        if temperature == 1.0 and not underflows:
-            columns.append(mass_R.log())
-        else:
-            scaled_RV = scaled_logprobs(logits_RV, log_z_R, temperature)
-            scaled_RV[chosen.row_E, chosen.id_E] = -torch.inf
-            columns.append(scaled_RV.logsumexp(-1))
-    return torch.stack(columns, dim=-1)
-
-
-def _in_stored_order(chosen: Entries, quanta_E: Tensor, realised_R: Tensor, vocabulary_size: int) -> SparseRows:
-    """The entries of a chunk by row, the realised token first, then by (quanta, id)."""
-    id_bits = vocabulary_size.bit_length()
-    quanta_shift = _ID_SHIFT + id_bits
-    other_shift = quanta_shift + 16
-    row_shift = other_shift + 1
-    other_E = (chosen.id_E != realised_R[chosen.row_E]).to(torch.int64)
-    key_E = (
-        (chosen.row_E << row_shift)
-        | (other_E << other_shift)
-        | (quanta_E << quanta_shift)
-        | (chosen.id_E << _ID_SHIFT)
-        | chosen.draws_E
-    )
-    # NumPy sorts several times faster than torch does on a CPU.
-    keys = np.sort(key_E.numpy()) if key_E.device.type == "cpu" else key_E.sort().values.cpu().numpy()
-    return SparseRows(
-        offsets_of(np.bincount(keys >> row_shift, minlength=len(realised_R))),
-        ((keys >> _ID_SHIFT) & ((1 << id_bits) - 1)).astype(np.int32),
-        ((keys >> quanta_shift) & 0xFFFF).astype(np.uint16),
-        (keys & 0xFFFF).astype(np.uint16),
-    )
-
-
-def _assemble(tokens: TokenBlock, found: list[tuple[np.ndarray, SparseRows]], step_nats: float) -> SparseRows:
-    """Chunks of rows, each with the numbers of its rows in the block, put in the block's order."""
-    counts = np.zeros(tokens.num_tokens, np.int64)
-    for rows, entries in found:
-        counts[rows] = entries.counts
-    offsets = offsets_of(counts)
-    ids, quanta, draws = (np.empty(offsets[-1], kind) for kind in (np.int32, np.uint16, np.uint16))
-    for rows, entries in found:
-        places = np.repeat(offsets[rows] - entries.offsets[:-1], entries.counts) + np.arange(entries.num_entries)
-        ids[places], quanta[places], draws[places] = entries.ids, entries.quanta, entries.draws
-    return SparseRows(offsets, ids, quanta, draws, step_nats)
+    return scalars, log_z_R
