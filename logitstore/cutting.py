@@ -11,11 +11,12 @@ from functools import cached_property
 import numpy as np
 import tokenizers
 
-from logitstore.byte_ends import Proof, weakest
+from logitstore.byte_ends import ByteEnds, Proof, weakest
 from logitstore.byte_lengths import ByteTable, lengths_from_offsets
 from logitstore.errors import TokenizerError
+from logitstore.normalised_ends import FoldedTable
 from logitstore.tokenizer_assets import decode_tokenizer
-from logitstore.vocabulary import added_tokens, special_tokens, token_bytes
+from logitstore.vocabulary import added_tokens, special_tokens, token_bytes, unknown_id
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,7 @@ class Cutter:
         self.special_tokens = special_tokens(tokenizer_json)
         self.token_bytes = token_bytes(tokenizer_json)
         self._byte_table = ByteTable(self.token_bytes, added_tokens(tokenizer_json))
+        self._unknown_id = unknown_id(tokenizer_json)
         self._json = json.dumps(tokenizer_json)
         # Two copies, since what a special token's spelling in a text means is a setting of the whole tokenizer.
         self._literal = _build(self._json)
@@ -69,11 +71,40 @@ class Cutter:
         cut: list[CutText | None] = []
         for encoding, text in zip(tokenizer.encode_batch_fast(texts, add_special_tokens=False), texts, strict=True):
             ids = np.array(encoding.ids, dtype=np.int32)
-            lengths, failed, _ = self._byte_table.prove(ids, _utf8(text))
-            cut.append(CutText(ids, lengths, Proof.BYTES) if failed < 0 else None)
+            lengths, proof, _ = self._prove(ids, text)
+            cut.append(None if lengths is None else CutText(ids, lengths, proof))
         unproven = [text for text, tokens in zip(texts, cut, strict=True) if tokens is None]
         estimated = map(_estimate, tokenizer.encode_batch(unproven, add_special_tokens=False), unproven)
         return [next(estimated) if tokens is None else tokens for tokens in cut]
+
+    def byte_ends(self, ids: np.ndarray, text: str) -> ByteEnds:
+        """Where each of the tokens ``ids`` (int32 [T]) ends in ``text``, as ``Tokenizer.byte_ends`` says."""
+        wrong = ids[(ids < 0) | (ids >= len(self.token_bytes))]
+        if len(wrong):
+            raise TokenizerError(
+                f"byte ends of {text[:40]!r}: expected token ids below {len(self.token_bytes)}, found {wrong[0]}: "
+                "are they of another tokenizer?"
+            )
+        lengths, proof, failure = self._prove(ids, text)
+        if lengths is None:
+            lengths = self._estimate_lengths(ids, text)
+        token, byte = (None, None) if proof is Proof.BYTES else failure
+        return ByteEnds(np.cumsum(lengths, dtype=np.int64), proof, token, byte)
+
+    def _prove(self, ids: np.ndarray, text: str) -> tuple[np.ndarray | None, Proof, tuple[int, int]]:
+        """Byte lengths int32 [T] with their proof, None if there is none; and the token and byte where bytes fail."""
+        lengths, *failure = self._byte_table.prove(ids, np.frombuffer(text.encode(), dtype=np.uint8))
+        if failure[0] < 0:
+            return lengths, Proof.BYTES, (-1, -1)
+        normalised = self._folded_table.prove(ids, text)
+        return normalised, Proof.NONE if normalised is None else Proof.CHARACTERS, (failure[0], failure[1])
+
+    def _estimate_lengths(self, ids: np.ndarray, text: str) -> np.ndarray:
+        for tokenizer in (self._literal, self._parsing):
+            estimated = _estimate(tokenizer.encode(text, add_special_tokens=False), text)
+            if np.array_equal(estimated.ids, ids):
+                return estimated.byte_lengths
+        return np.diff(np.linspace(0, len(text.encode()), len(ids) + 1).astype(np.int32))
 
     def ids_of(self, texts: Sequence[str]) -> list[list[int]]:
         """Ids of the tokens of each text; what they cover is not looked at."""
@@ -112,6 +143,13 @@ class Cutter:
         return self._literal.id_to_token(index)
 
     @cached_property
+    def _folded_table(self) -> FoldedTable:
+        unknown = np.zeros(len(self.token_bytes), dtype=np.bool_)
+        if self._unknown_id is not None:
+            unknown[self._unknown_id] = True
+        return FoldedTable(self._byte_table.data, self._byte_table.offsets, unknown)
+
+    @cached_property
     def _parsing(self) -> tokenizers.Tokenizer:
         return _build(self._json)
 
@@ -126,10 +164,6 @@ def _build(tokenizer_json: str) -> tokenizers.Tokenizer:
     except Exception as error:  # the only class that the library raises
         version = tokenizers.__version__
         raise TokenizerError(f"tokenizer.json is not accepted by tokenizers {version}: {error}; update it") from error
-
-
-def _utf8(text: str) -> np.ndarray:
-    return np.frombuffer(text.encode(), dtype=np.uint8)
 
 
 def _estimate(encoding: tokenizers.Encoding, text: str) -> CutText:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from logitstore.byte_ends import Proof, weakest
+from logitstore.byte_ends import ByteEnds, Proof, weakest
 from logitstore.chat import RENDERING_DATE, ChatTemplate, RenderedChat
 from logitstore.cutting import Cutter, CutText
 from logitstore.digests import digest_bytes
@@ -192,6 +192,22 @@ class Tokenizer:
     def encode_texts(self, texts: Sequence[str]) -> list[list[int]]:
         """Ids of each text, as ``encode_text`` gives them, many at once."""
         return self._cutter.ids_of(texts)
+
+    def byte_ends(self, ids: Sequence[int] | np.ndarray, text: str) -> ByteEnds:
+        """Where each token of a text ends in its bytes, and what proves it.
+
+        Args:
+            ids: the text's T tokens, cut by this tokenizer or elsewhere, without BOS and EOS.
+            text: what they are of.
+
+        Returns:
+            Proven by bytes if they are the text's; else by normalised characters (``normalised_ends``), if those agree;
+            else estimated.
+
+        Raises:
+            TokenizerError: an id that the vocabulary does not have.
+        """
+        return self._cutter.byte_ends(np.asarray(ids, dtype=np.int32), text)
 
     def save(self, folder: Path) -> None:
         """Write a folder that ``transformers.AutoTokenizer`` and ``from_folder`` load."""

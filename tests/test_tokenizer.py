@@ -195,18 +195,18 @@ def test_tokenize_a_chat_without_a_template_says_how_to_give_one(tmp_path):
     assert given_one.fingerprint == tokenizer.fingerprint
 
 
-def test_tokenize_with_a_normalizer_is_exact_only_where_it_changes_nothing(tmp_path):
+def test_tokenize_with_a_normalizer_is_proven_by_bytes_only_where_it_changes_nothing(tmp_path):
     tokenizer = FastTokenizer.from_file(f"{build_bytelevel_tokenizer(tmp_path / 'a')}/tokenizer.json")
     tokenizer.normalizer = normalizers.NFC()
     normalising = write_tokenizer(tmp_path / "b", tokenizer, eos_token="</s>")
     documents = [text_document("caf\u00e9"), text_document("Z e\u0301 e\u0301\u0301 Z")]
     same, changed = normalising.tokenize(documents)
-    assert (same.exact, changed.exact) == (True, False)
+    assert (same.proof, changed.proof) == (Proof.BYTES, Proof.CHARACTERS)
     assert changed.byte_lengths.sum() == documents[1].num_bytes
     assert changed.byte_lengths[[1, -2]].tolist() == [1, 1]  # Z and Z
 
 
-def test_tokenize_with_wordpiece_falls_back_to_offsets(tmp_path):
+def test_tokenize_with_wordpiece_is_proven_by_characters(tmp_path):
     tokenizer = FastTokenizer(models.WordPiece(unk_token="[UNK]"))
     tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
@@ -215,7 +215,7 @@ def test_tokenize_with_wordpiece_falls_back_to_offsets(tmp_path):
     loaded = write_tokenizer(tmp_path, tokenizer)
     documents = [text_document("The  quick\nfox!\n"), text_document("ÉLAN 🎉")]
     for document, tokens in zip(documents, loaded.tokenize(documents), strict=True):
-        assert not tokens.exact
+        assert tokens.proof is Proof.CHARACTERS
         assert tokens.byte_lengths.sum() == document.num_bytes
     with pytest.raises(TokenizerError, match=r"a\.txt: the tokenizer makes no tokens of '  '"):
         loaded.tokenize([text_document("  ", source="a.txt")])
@@ -236,7 +236,9 @@ def test_tokenize_with_unigram_is_exact(tmp_path):
     tokenizer.train_from_iterator(["the quick brown fox jumps over the lazy dog"], trainer)
     loaded = write_tokenizer(tmp_path, tokenizer)
     known, unknown = loaded.tokenize([text_document("the lazy fox"), text_document("the 🎉 fox")])
-    assert (known.exact, unknown.exact) == (True, False)
+    assert (known.proof, unknown.proof) == (Proof.BYTES, Proof.CHARACTERS)
+    ends = np.cumsum(unknown.byte_lengths).tolist()
+    assert {3, len("the 🎉".encode())} <= set(ends)
     assert b'{"$float":"' in loaded.asset()
     assert Tokenizer.from_asset(loaded.asset()).asset() == loaded.asset()
 
