@@ -11,6 +11,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from logitstore.token_projection import TokenProjection
+
 WEIGHT_TOLERANCE = 1e-4
 """A row of a projection whose sum is within this of 1 is meant to sum to 1: weights may be rounded."""
 
@@ -104,6 +106,19 @@ class SparseProjection:
         cell_E = torch.cat([cells.long(), torch.full_like(lacks, num_cells)])[order_E]
         weight_E = torch.cat([weight_E, 1.0 - sums_V[lacks]])[order_E]
         return cls(source_E, cell_E, weight_E.to(weights.dtype), num_entries, num_cells, not len(lacks))
+
+    @classmethod
+    def of_tokens(cls, projection: TokenProjection, num_cells: int, num_entries: int) -> SparseProjection:
+        """W for a head of ``num_entries`` rows, from the weights by which student tokens stand for teacher tokens.
+
+        Args:
+            projection: ``VocabularyMaps.student_to_teacher``.
+            num_cells: C, teacher tokens.
+            num_entries: V, rows of the student's head.
+        """
+        # Copied, for the arrays are read-only.
+        offsets, cells, weights = map(torch.tensor, (projection.indptr, projection.ids, projection.weights))
+        return cls.from_csr(offsets, cells, weights, num_cells, num_entries)
 
     def to(self, device: torch.device | str) -> SparseProjection:
         """The same on another device."""

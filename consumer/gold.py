@@ -10,9 +10,10 @@ A span of bytes that the teacher writes as x_1 x_2 and the student as y_1 is one
   rest, so that the row still sums to one;
 - the student's y_1 is split in the same way where it is the student that needs more tokens.
 
-TRL's GOLD (``_merge_probabilities_with_alignment_groups``, "observed") multiplies *every* entry of the first row with
-the realised continuation, as if x_2 followed each of them as readily, so the row no longer sums to one; and before TRL
-5905 it took each factor from the row one further on.
+TRL's GOLD (``_merge_probabilities_with_alignment_groups``) multiplies *every* entry of the first row with the realised
+continuation by default ("observed"), as if x_2 followed each of them as readily, so the row no longer sums to one; and
+it takes each factor from the row one further on, P(x_3 | x_1 x_2) for P(x_2 | x_1). Since TRL 5905 "bayesian" reads the
+right rows, and takes the last one with the probability of what came before: neither sums to one.
 
 Shapes: N positions, K stored entries, M >= K largest student logits, V student vocabulary, U teacher vocabulary.
 """

@@ -6,20 +6,24 @@ Shapes: N positions, K stored entries, V student vocabulary, U teacher vocabular
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
+from builders import build_bytelevel_tokenizer, build_metaspace_tokenizer  # noqa: E402
 from torch import Tensor  # noqa: E402
 
 from logitstore.consumer.cell_maps import SparseProjection  # noqa: E402
 from logitstore.consumer.gold import gold_rows  # noqa: E402
-from logitstore.consumer.matching import relaxed_matching  # noqa: E402
+from logitstore.consumer.matching import exact_matching, relaxed_matching  # noqa: E402
 from logitstore.consumer.primitive import HeadOutputs, head_outputs  # noqa: E402
 from logitstore.consumer.rows import TeacherRows, partition_rows, sampled_rows  # noqa: E402
 from logitstore.consumer.xtoken import reachable_rows, xtoken_hkl, xtoken_pkl  # noqa: E402
 from logitstore.errors import ConfigError  # noqa: E402
+from logitstore.tokenizer import Tokenizer  # noqa: E402
+from logitstore.vocabulary_maps import vocabulary_maps  # noqa: E402
 
 # Teacher tokens: 2 0 1 a b ~     Student tokens: 2 20 201 a ab ?     (~ and ? have no counterpart)
 TWO, ZERO, ONE, A, B, TILDE = range(6)
@@ -54,6 +58,31 @@ def projected(logits_NV: Tensor) -> Tensor:
     dense_VU.index_put_((W.source_E, W.cell_E), W.weight_E.double(), accumulate=True)
     q_NU = torch.softmax(logits_NV, -1) @ dense_VU
     return torch.cat([q_NU[:, :TILDE], q_NU[:, TILDE:].sum(-1, keepdim=True)], -1)
+
+
+def test_maps_of_two_tokenizers_give_a_projection_and_pairs(tmp_path: Path) -> None:
+    student = Tokenizer.from_folder(build_bytelevel_tokenizer(tmp_path / "student"))
+    teacher = Tokenizer.from_folder(build_metaspace_tokenizer(tmp_path / "teacher"))
+    maps = vocabulary_maps(None, student, teacher)
+    num_teacher, head_rows = len(maps.teacher_first_byte), len(maps.common) + 5
+    projection = SparseProjection.of_tokens(maps.student_to_teacher, num_teacher, head_rows)
+    exact = exact_matching(torch.tensor(maps.common), num_teacher, head_rows)
+    relaxed = relaxed_matching(projection)
+    assert bool(exact.unmatched_V[-5:].all() & relaxed.unmatched_V[-5:].all())
+    pairs = exact.student_of_teacher_U >= 0
+    assert int(pairs.sum()) > 100
+    assert bool((relaxed.student_of_teacher_U >= 0)[pairs].all())  # what is identical is near enough
+    for token in pairs.nonzero()[:, 0].tolist():
+        twin = int(exact.student_of_teacher_U[token])
+        if teacher.token_bytes[token]:
+            assert student.token_bytes[twin] == teacher.token_bytes[token]
+    reached = projection.reachable()
+    assert bool(reached[pairs].all())
+    torch.manual_seed(0)
+    ids_NK = reached.nonzero()[:, 0].repeat(3, 1)
+    outputs = head_outputs(torch.randn(3, 8), torch.randn(head_rows, 8), ids_NK, projection=projection)
+    total_N = torch.cat([outputs.gathered_TK, outputs.complement_T[:, None]], -1).logsumexp(-1)
+    torch.testing.assert_close(total_N, outputs.logsumexp_T, rtol=1e-5, atol=1e-5)
 
 
 def test_projected_mass_of_a_hand_made_student() -> None:
