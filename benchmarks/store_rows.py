@@ -24,10 +24,10 @@ from torch import Tensor
 
 from logitstore.counter_random import uniform_words
 from logitstore.producer.policy import Rows
-from logitstore.producer.scalars import start_masks
 from logitstore.producer.systematic import MIN_THETA, Threshold
 from logitstore.signals import STARTS_FLOOR_NATS
 from logitstore.sparse import offsets_of
+from logitstore.token_starts import start_masks
 
 K = 128
 MEAN_ENTRIES = 12.0

@@ -17,7 +17,6 @@ from logitstore.plan import Plan
 from logitstore.producer.calibration import resolve_theta
 from logitstore.producer.projecting import Projected, Projection
 from logitstore.producer.request import ProduceConfig, TeacherRequest, execution
-from logitstore.producer.scalars import start_masks
 from logitstore.producer.scoring import Measures, ScoredBlock, score_block
 from logitstore.producer.selection import Policy, ThresholdBudget
 from logitstore.producer.teacher import Teacher
@@ -27,6 +26,7 @@ from logitstore.store import Store
 from logitstore.text_columns import TextColumns
 from logitstore.text_parts import read_documents_of
 from logitstore.token_parts import read_tokens, tokens_template
+from logitstore.token_starts import start_masks
 from logitstore.tokenizer import Tokenizer
 from logitstore.vocabulary_maps import VocabularyMaps, vocabulary_maps
 

@@ -44,7 +44,7 @@ class Measures:
         tail_step_nats: of those of unlikely tokens, see ``coarse_quanta``; the same if None.
         sampled_logprobs: whether those of sampled entries are kept.
         log_z: whether the raw log Z is a scalar.
-        starts: float32 [V, C] as ``scalars.start_masks`` makes it; None if nothing is known of the tokens.
+        starts: float32 [V, C] as ``start_masks`` makes it; None if nothing is known of the tokens.
     """
 
     policy: Policy | None

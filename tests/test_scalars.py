@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from logitstore.parts import Part
-from logitstore.producer.scalars import scalars_of, start_masks
+from logitstore.producer.scalars import scalars_of
 from logitstore.signals import (
     START_CLASSES,
     STARTS_FLOOR_NATS,
@@ -17,6 +17,7 @@ from logitstore.signals import (
 )
 from logitstore.staging import upload
 from logitstore.storage import open_storage
+from logitstore.token_starts import start_masks
 
 _BYTES: list[bytes | None] = [
     *(b" the", b"\n", b"\t\t", b"\xc2\xa0", b".", b"(x", b"_y", b"9", b"Z", b"\x00", b"\x7f", b"caf\xc3"),
