@@ -17,12 +17,14 @@ Shapes: N tokens, C chunks. Log-likelihoods in nats.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from logitstore.consumer.divergences import cell_divergence
 from logitstore.errors import ConfigError
+from logitstore.token_starts import start_masks
 
 DEFAULT_TAU = 100.0
 """The paper's temperature of the coins. As tau grows, tau times the loss tends to the I-divergence of the two negative
@@ -68,6 +70,19 @@ def log1mexp(log_p: Tensor) -> Tensor:
     # Both sides of a `where` are differentiated, so each gets arguments at which its derivative is finite.
     for_small, for_large = log_p.where(is_small, -1.0), log_p.where(~is_small, -1.0)
     return torch.where(is_small, torch.log1p(-for_small.exp()), torch.log(-torch.expm1(for_large)))
+
+
+def boundary_subset(token_bytes: Sequence[bytes | None], special_ids: frozenset[int], head_rows: int) -> Tensor:
+    """Student tokens that start at a boundary, bool [1, V], for ``subsets_GV`` of ``head_outputs``.
+
+    By the rule of the teacher's ``starts@`` scalars, whose logsumexp over the classes is the teacher's side of it.
+
+    Args:
+        token_bytes: of the student's tokenizer.
+        special_ids: of its special tokens, which end a text or a turn.
+        head_rows: V.
+    """
+    return torch.from_numpy(start_masks(token_bytes, special_ids, head_rows).any(axis=1))[None]
 
 
 def sum_by_chunk(values_N: Tensor, chunk_of_N: Tensor, num_chunks: int) -> Tensor:

@@ -13,7 +13,14 @@ torch = pytest.importorskip("torch")
 
 from torch import Tensor  # noqa: E402
 
-from logitstore.consumer.chunk_likelihood import chunk_likelihood, debiased, log1mexp, sum_by_chunk  # noqa: E402
+from logitstore.consumer.chunk_likelihood import (  # noqa: E402
+    boundary_subset,
+    chunk_likelihood,
+    debiased,
+    log1mexp,
+    sum_by_chunk,
+)
+from logitstore.consumer.primitive import head_outputs  # noqa: E402
 from logitstore.errors import ConfigError  # noqa: E402
 
 
@@ -100,6 +107,38 @@ def test_no_chunks_give_no_losses() -> None:
     empty: Tensor = torch.zeros(0)
     assert sum_by_chunk(empty, torch.zeros(0, dtype=torch.int64), 0).shape == (0,)
     assert chunk_likelihood(empty, empty).shape == (0,)
+
+
+def test_boundary_of_a_student_is_white_space_punctuation_or_an_end() -> None:
+    token_bytes = [None, b" the", b"the", b"\n", b".", b"_x", "\u00e9".encode(), None]
+    subset_GV = boundary_subset(token_bytes, frozenset({0}), 10)
+    assert subset_GV.dtype == torch.bool
+    assert subset_GV.tolist() == [[True, True, False, True, True, False, False, False, False, False]]
+
+
+def test_a_chunk_and_its_boundary_from_the_head_alone() -> None:
+    # Four student tokens in two chunks; the next row after each says how probable a boundary was there.
+    torch.manual_seed(0)
+    hidden_TD, head_VD = torch.randn(5, 3), torch.randn(6, 3, requires_grad=True)
+    realised_T = torch.tensor([1, 4, 0, 2, 3])
+    subset_GV = torch.tensor([[True, False, False, True, False, True]])
+    no_ids = torch.full((5, 1), -1)
+    outputs = head_outputs(hidden_TD, head_VD, no_ids, realised_T=realised_T, subsets_GV=subset_GV)
+    assert outputs.realised_T is not None
+    assert outputs.subsets_TG is not None
+    logp_T = outputs.realised_T - outputs.logsumexp_T
+    boundary_C = (outputs.subsets_TG[:, 0] - outputs.logsumexp_T)[torch.tensor([2, 4])]
+    student_C = sum_by_chunk(logp_T, torch.tensor([0, 0, 1, 1, -1]), 2) + boundary_C
+    q_TV = torch.softmax(hidden_TD.double() @ head_VD.detach().double().T, -1)
+    by_token = q_TV.gather(1, realised_T[:, None])[:, 0].log()
+    expected = [
+        by_token[:2].sum() + q_TV[2, [0, 3, 5]].sum().log(),
+        by_token[2:4].sum() + q_TV[4, [0, 3, 5]].sum().log(),
+    ]
+    torch.testing.assert_close(student_C.detach().double(), torch.stack(expected), rtol=1e-5, atol=1e-6)
+    chunk_likelihood(torch.tensor([-3.0, -4.0]), student_C).sum().backward()
+    assert head_VD.grad is not None
+    assert bool(head_VD.grad.isfinite().all())
 
 
 def test_chunks_whose_end_a_side_forbids_are_left_out() -> None:
