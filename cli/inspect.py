@@ -27,6 +27,9 @@ _PIPE_WIDTH = 200
 @click.option("--pin", metavar="DIGEST", help="The manifest digest that the version must have, or its beginning.")
 @click.option("--document", type=click.IntRange(0), help="Show a document's tokens with the teacher's candidates.")
 @click.option("--teacher", metavar="NAME", help="Whose candidates; the first teacher's if not given.")
+@click.option(
+    "--signal", metavar="NAME", help="Which candidates, e.g. sparse@TOKENIZER; those over tokens if not given."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def inspect(
     store: str,
@@ -35,6 +38,7 @@ def inspect(
     pin: str | None,
     document: int | None,
     teacher: str | None,
+    signal: str | None,
     as_json: bool,
 ) -> None:
     """Show what STORE holds: datasets, sizes, teachers, coverage; or one document as its teacher saw it."""
@@ -51,7 +55,7 @@ def inspect(
         return
     version = opened.dataset(dataset, dataset_version, pin=pin)
     if document is not None:
-        view = view_document(opened, version, document, teacher)
+        view = view_document(opened, version, document, teacher, signal)
         if as_json:
             click.echo(json.dumps(asdict(view), indent=1, ensure_ascii=False))
         else:

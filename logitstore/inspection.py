@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -14,10 +15,11 @@ from logitstore.columns import inputs_of
 from logitstore.errors import StoreError
 from logitstore.manifest import Column, Manifest
 from logitstore.selections import selection_name
-from logitstore.signals import read_sparse
+from logitstore.signals import PROJECTED, read_sparse
 from logitstore.store import DatasetVersion, Store
 from logitstore.token_parts import read_tokens
 from logitstore.tokenizer import Tokenizer
+from logitstore.vocabulary_maps import read_maps
 
 _GROUPS = {"text": "text", "tokens": "tokens", "signal": "signals", "alignment": "alignments"}
 
@@ -82,7 +84,9 @@ class DocumentView:
     tokens: tuple[TokenView, ...]
 
 
-def view_document(store: Store, version: DatasetVersion, number: int, teacher: str | None = None) -> DocumentView:
+def view_document(
+    store: Store, version: DatasetVersion, number: int, teacher: str | None = None, signal: str | None = None
+) -> DocumentView:
     """Look at a document.
 
     Args:
@@ -90,33 +94,45 @@ def view_document(store: Store, version: DatasetVersion, number: int, teacher: s
         version: of the dataset.
         number: of the document, in the plan's order.
         teacher: by name; the first one by default.
+        signal: by name, with or without its selection, as ``describe_dataset`` has it; one over tokens by default. Of
+            one over classes (``sparse@...``) a candidate is the token that all tokens of the class begin with.
 
     Raises:
-        StoreError: no such document or teacher.
+        StoreError: no such document, teacher or signal.
     """
     manifest = version.manifest
-    signal = _sparse_of(manifest, teacher)
+    column = _sparse_of(manifest, teacher, signal)
     block, within = _locate(manifest, number)
-    tokens_column = manifest.column(signal.template["tokens"])
+    tokens_column = manifest.column(column.template["tokens"])
     assert tokens_column is not None, "a signal's tokens are in its manifest"
     tokens = read_tokens(store.column_part(tokens_column, block))
-    part = store.column_part(signal, block)
+    part = store.column_part(column, block)
     begin, end = int(tokens.begins[within]), int(tokens.ends[within])
     rows = read_sparse(part).rows.slice_rows(begin, end)
     tokenizer = stored_tokenizer(store, manifest, tokens_column.id)
+    texts = _candidate_texts(store, column, tokenizer)
     logprobs = [None if math.isnan(logprob) else logprob for logprob in rows.logprobs().tolist()]
     views = []
     for row, token in enumerate(tokens.ids[begin:end].tolist()):
         first, last = rows.offsets[row], rows.offsets[row + 1]
-        candidates = tuple(
-            (tokenizer.token_text(int(rows.ids[n])), logprobs[n], bool(rows.sampled[n])) for n in range(first, last)
-        )
+        candidates = tuple((texts(int(rows.ids[n])), logprobs[n], bool(rows.sampled[n])) for n in range(first, last))
         # Column 0 is the realised token itself; among the candidates it takes its place by log-prob.
         candidates = tuple(sorted(candidates, key=lambda found: math.inf if found[1] is None else -found[1]))
         views.append(TokenView(tokenizer.token_text(token), logprobs[first] if last > first else None, candidates))
     plan_block = manifest.plan.blocks[block]
     source = manifest.plan.sources[plan_block.sources[within]]
-    return DocumentView(signal.label, block, source, store.storage.child_url(part.path), tuple(views))
+    return DocumentView(column.label, block, source, store.storage.child_url(part.path), tuple(views))
+
+
+def _candidate_texts(store: Store, column: Column, tokenizer: Tokenizer) -> Callable[[int], str]:
+    """What an id of a signal's entries is shown as."""
+    if "projection" not in column.template:
+        return tokenizer.token_text
+    names = read_maps(store, column.template["projection"]["maps"]).class_tokens.tolist()
+    # Behind the classes of tokens that name them come those that only one side has.
+    return lambda number: (
+        tokenizer.token_text(names[number]) if number < len(names) and names[number] >= 0 else "[rest]"
+    )
 
 
 def stored_tokenizer(store: Store, manifest: Manifest, tokens: str) -> Tokenizer:
@@ -146,17 +162,19 @@ def _teachers(manifest: Manifest) -> list[dict[str, Any]]:
         {
             "name": name,
             "fingerprint": next(c.template["teacher"] for c in manifest.find("signal") if c.label == name),
-            "signals": [_signal_name(c) for c in manifest.find("signal") if c.label == name],
+            "signals": [_signal_name(manifest, c) for c in manifest.find("signal") if c.label == name],
         }
         for name in names
     ]
 
 
-def _signal_name(column: Column) -> str:
-    selection = column.template.get("selection")
-    if selection is None:
-        return column.template["signal"]
-    return f"{column.template['signal']} {selection_name(selection)}"
+def _signal_name(manifest: Manifest, column: Column) -> str:
+    name, selection = column.template["signal"], column.template.get("selection")
+    if name == PROJECTED:
+        student = column.template["projection"]["student"]
+        labels = [tokens.label for tokens in manifest.find("tokens", tokenizer=student)]
+        name = f"sparse@{labels[0] if labels else student[:12]}"
+    return name if selection is None else f"{name} {selection_name(selection)}"
 
 
 def _alignments(manifest: Manifest) -> list[Column]:
@@ -197,7 +215,7 @@ def _column(store: Store, manifest: Manifest, column: Column) -> dict[str, Any]:
     return {
         "kind": column.kind,
         "label": column.label,
-        "what": _signal_name(column) if column.kind == "signal" else column.kind,
+        "what": _signal_name(manifest, column) if column.kind == "signal" else column.kind,
         "id": column.id,
         "inputs": inputs_of(column.template),
         "num_rows": rows,
@@ -208,12 +226,16 @@ def _column(store: Store, manifest: Manifest, column: Column) -> dict[str, Any]:
     }
 
 
-def _sparse_of(manifest: Manifest, teacher: str | None) -> Column:
-    columns = list(manifest.find("signal", signal="sparse"))
-    found = [column for column in columns if teacher in {None, column.label}]
-    if not found:
+def _sparse_of(manifest: Manifest, teacher: str | None, signal: str | None) -> Column:
+    columns = [*manifest.find("signal", signal="sparse"), *manifest.find("signal", signal=PROJECTED)]
+    named = [(column, _signal_name(manifest, column)) for column in columns if teacher in {None, column.label}]
+    if not named:
         known = ", ".join(dict.fromkeys(column.label for column in columns)) or "none"
         raise StoreError(f"no sparse signal of teacher {teacher or '(any)'!r} in this dataset; teachers: {known}")
+    found = [column for column, name in named if signal in {None, name, name.split(" ")[0]}]
+    if not found:
+        known = ", ".join(name for _, name in named)
+        raise StoreError(f"no signal {signal!r} with candidates in this dataset; there are: {known}")
     return found[0]
 
 
