@@ -18,7 +18,12 @@ from logitstore.documents import Document
 from logitstore.errors import TokenizerError
 from logitstore.special_roles import SpecialRoles, find_end_of_turn, find_pad
 from logitstore.tokenizer_assets import decode_tokenizer, encode_tokenizer
-from logitstore.tokenizer_folder import TokenizerFolder, read_tokenizer_folder, write_tokenizer_folder
+from logitstore.tokenizer_folder import (
+    TokenizerFolder,
+    read_loaded_tokenizer,
+    read_tokenizer_folder,
+    write_tokenizer_folder,
+)
 
 RENDERING_VERSION = "1"
 
@@ -77,16 +82,29 @@ class Tokenizer:
 
     @classmethod
     def from_folder(cls, path: str | Path, chat_template: str | None = None) -> Tokenizer:
-        """Load a tokenizer as ``save_pretrained`` writes it.
+        """Load a tokenizer as ``save_pretrained`` writes it, or from another kind of file.
 
         Args:
-            path: the folder, or a ``tokenizer.json`` in it.
+            path: the folder, or one file: ``tokenizer.json``, a SentencePiece ``tokenizer.model``, ``tekken.json`` or
+                ``*.tiktoken``, with what stands beside it.
             chat_template: the text of a Jinja template to take instead of the tokenizer's own.
 
         Raises:
-            TokenizerError: no ``tokenizer.json``, an unreadable file, or BOS or EOS that is not in the vocabulary.
+            TokenizerError: no such file, an unreadable one, or BOS or EOS that is not in the vocabulary.
         """
-        folder = read_tokenizer_folder(path)
+        return cls._from_files(read_tokenizer_folder(path), chat_template, str(path))
+
+    @classmethod
+    def from_loaded(cls, loaded: Any, chat_template: str | None = None) -> Tokenizer:
+        """The same from a ``tokenizers.Tokenizer``, or from a fast tokenizer of transformers.
+
+        Raises:
+            TokenizerError: it is neither, or BOS or EOS is not in the vocabulary.
+        """
+        return cls._from_files(read_loaded_tokenizer(loaded), chat_template, type(loaded).__name__)
+
+    @classmethod
+    def _from_files(cls, folder: TokenizerFolder, chat_template: str | None, where: str) -> Tokenizer:
         template = chat_template if chat_template is not None else folder.chat_template
         try:
             asset = encode_tokenizer(folder.tokenizer_json)
@@ -103,7 +121,7 @@ class Tokenizer:
                 pad_id=cutter.id_of(folder.special_tokens.get("pad_token", "")),
             )
         except TokenizerError as error:
-            raise TokenizerError(f"{path}: {error}") from error
+            raise TokenizerError(f"{where}: {error}") from error
 
     @classmethod
     def from_asset(

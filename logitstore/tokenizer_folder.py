@@ -1,4 +1,4 @@
-"""What a saved tokenizer's folder says: tokenizer.json, the special tokens by name, and the chat template."""
+"""What a tokenizer's files say: tokenizer.json or what becomes one, special tokens by name, and the chat template."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from logitstore.errors import TokenizerError
+from logitstore.rank_files import TEKKEN_NAMES, convert_tekken, convert_tiktoken, is_tekken, is_tiktoken
+from logitstore.sentencepiece_files import convert_sentencepiece, parse_sentencepiece
 
 
 @dataclass(frozen=True)
@@ -22,26 +24,88 @@ class TokenizerFolder:
     chat_template: str | None
 
 
+_PATTERNS = (
+    *("tokenizer.json", "tekken.json", "tekken_*.json", "*.tiktoken"),
+    *("tokenizer.model", "*.model", "*.model.*"),
+)
+"""Files that tell how text is cut, the first that a folder has."""
+
+
 def read_tokenizer_folder(path: str | Path) -> TokenizerFolder:
-    """Read a folder as ``save_pretrained`` leaves it, or a ``tokenizer.json`` with what stands beside it.
+    """Read a folder as ``save_pretrained`` leaves it, or one file of a tokenizer with what stands beside it.
+
+    It may be a ``tokenizer.json``, a SentencePiece model, a tekken vocabulary or a file of byte ranks (tiktoken); all
+    but the first are converted.
 
     Raises:
-        TokenizerError: there is no ``tokenizer.json``, or a file is not JSON.
+        TokenizerError: there is no such file, or it cannot be read.
     """
     given = Path(path).expanduser()
-    file = given if given.is_file() else given / "tokenizer.json"
+    file = given if given.is_file() else _find_file(given)
     folder = file.parent
-    if not file.is_file():
-        raise TokenizerError(
-            f"{path}: no tokenizer.json there: make one with AutoTokenizer.from_pretrained(...).save_pretrained(...)"
-        )
     config = _read_json(folder / "tokenizer_config.json")
+    named = _special_tokens({**_read_json(folder / "special_tokens_map.json"), **config})
+    tokenizer_json, own, adds_bos = _read_file(file, config)
     return TokenizerFolder(
-        tokenizer_json=_read_json(file),
-        special_tokens=_special_tokens({**_read_json(folder / "special_tokens_map.json"), **config}),
-        add_bos_token=config.get("add_bos_token") is True,
+        tokenizer_json=tokenizer_json,
+        special_tokens={**own, **named},
+        add_bos_token=bool(config.get("add_bos_token", adds_bos)),
         chat_template=_chat_template(folder, config),
     )
+
+
+def read_loaded_tokenizer(loaded: Any) -> TokenizerFolder:
+    """What ``read_tokenizer_folder`` would find of a ``tokenizers.Tokenizer`` or a fast tokenizer of transformers.
+
+    Raises:
+        TokenizerError: it is neither.
+    """
+    fast = getattr(loaded, "backend_tokenizer", loaded)
+    if not hasattr(fast, "to_str"):
+        raise TokenizerError(
+            f"expected a tokenizers.Tokenizer or a fast tokenizer of transformers, found {type(loaded).__name__}: "
+            "load it with AutoTokenizer.from_pretrained(...), or give its folder to Tokenizer.from_folder"
+        )
+    template = getattr(loaded, "chat_template", None)
+    if isinstance(template, dict):
+        template = template.get("default")
+    return TokenizerFolder(
+        tokenizer_json=json.loads(fast.to_str()),
+        special_tokens=_special_tokens(dict(getattr(loaded, "special_tokens_map", None) or {})),
+        add_bos_token=getattr(loaded, "add_bos_token", None) is True,
+        chat_template=template,
+    )
+
+
+def _find_file(folder: Path) -> Path:
+    for pattern in _PATTERNS:
+        found = sorted(folder.glob(pattern)) if folder.is_dir() else []
+        if len(found) > 1:
+            names = ", ".join(file.name for file in found)
+            raise TokenizerError(f"{folder}: expected one tokenizer, found {names}: name one of these files")
+        if found:
+            return found[0]
+    raise TokenizerError(
+        f"{folder}: no tokenizer.json there, nor tekken.json, *.tiktoken or tokenizer.model: make one with "
+        "AutoTokenizer.from_pretrained(...).save_pretrained(...)"
+    )
+
+
+def _read_file(file: Path, config: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str], bool]:
+    """(tokenizer.json, special tokens by name, whether texts begin with BOS if the configuration does not say)."""
+    if file.suffix == ".json":
+        content = _read_json(file)
+        if not is_tekken(content):
+            return content, {}, False
+        return convert_tekken(content, str(file)), TEKKEN_NAMES, True
+    try:
+        data = file.read_bytes()
+    except OSError as error:
+        raise TokenizerError(f"{file}: cannot be read: {error}") from error
+    if is_tiktoken(data):
+        return convert_tiktoken(data, config, str(file)), {}, False
+    model = parse_sentencepiece(data, str(file))
+    return convert_sentencepiece(model), model.special_tokens, "bos_token" in model.special_tokens
 
 
 def write_tokenizer_folder(path: Path, tokenizer: TokenizerFolder) -> None:

@@ -156,6 +156,11 @@ def _replacements(steps: list[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
             yield step["pattern"]["String"], step["content"]
 
 
+def spell_bytes(token: bytes) -> str:
+    """How ByteLevel vocabularies spell bytes."""
+    return "".join(map(_characters_by_byte().__getitem__, token))
+
+
 def _decode_bytelevel(token: str) -> bytes | None:
     try:
         return bytes(map(_bytes_by_character().__getitem__, token))
@@ -169,3 +174,8 @@ def _bytes_by_character() -> dict[str, int]:
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = [byte for byte in range(256) if byte not in printable]
     return {**{chr(byte): byte for byte in printable}, **{chr(256 + n): byte for n, byte in enumerate(others)}}
+
+
+@cache
+def _characters_by_byte() -> dict[int, str]:
+    return {byte: character for character, byte in _bytes_by_character().items()}

@@ -350,7 +350,10 @@ def test_from_folder_says_what_is_wrong(tmp_path):
         assert "\n" not in str(caught.value)
         return str(caught.value)
 
-    assert "no tokenizer.json there: make one with AutoTokenizer" in message()
+    assert (
+        "no tokenizer.json there, nor tekken.json, *.tiktoken or tokenizer.model: make one with AutoTokenizer"
+        in message()
+    )
     build_bytelevel_tokenizer(tmp_path)
     (tmp_path / "tokenizer_config.json").write_text('{"eos_token": "<|gone|>"}')
     assert "eos_token '<|gone|>' is not in tokenizer.json" in message()
