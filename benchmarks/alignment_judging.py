@@ -29,7 +29,7 @@ class Judged:
     """An alignment of a corpus.
 
     Attributes:
-        num_tokens: the student's with bytes.
+        num_tokens: the student's, but for special ones.
         num_correct: those of them in spans that are right on both sides.
         num_wrong_spans: spans that are not.
         longest: tokens, of either side, of the longest span.
@@ -87,19 +87,37 @@ def judge(
     a, b = blocks
     alignment = align(a, b)
     spans = Spans.between(a, alignment.shared_a, b, alignment.shared_b)
+    of_a, of_b = _with_what_shares(teacher, a, spans.a), _with_what_shares(student, b, spans.b)
     source = "".join(texts).encode()
-    right = _right(teacher, a, spans.a, source) & _right(student, b, spans.b, source)
-    right &= _same_stretches(a, spans.a, b, spans.b)
-    has_bytes = b.byte_lengths > 0
-    tokens_before = np.concatenate([[0], np.cumsum(has_bytes)])
-    in_span = np.diff(tokens_before[spans.b])[:, 0]
+    right = _right(teacher, a, of_a, source) & _right(student, b, of_b, source) & _same_stretches(a, of_a, b, of_b)
+    before = np.concatenate([[0], np.cumsum(_is_of_text(student, b))])
     return Judged(
-        int(has_bytes.sum()),
-        int(in_span[right].sum()),
+        int(before[-1]),
+        int(np.diff(before[of_b])[right].sum()),
         int((~right).sum()),
         spans.longest,
         *_same_images(a, b, alignment.pairs(), source, image),
     )
+
+
+def _is_of_text(tokenizer: BenchTokenizer, block: TokenBlock) -> np.ndarray:
+    """bool [T]: all but special tokens, and white space that the tokenizer puts where there is none."""
+    is_of_text = ~np.isin(block.ids, sorted(tokenizer.ours.special_ids))
+    if tokenizer.pieces is not None:
+        spaces = [index for index, piece in enumerate(tokenizer.pieces) if piece is not None and not piece.strip()]
+        is_of_text &= (block.byte_lengths > 0) | ~np.isin(block.ids, spaces)
+    return is_of_text
+
+
+def _with_what_shares(tokenizer: BenchTokenizer, block: TokenBlock, spans: np.ndarray) -> np.ndarray:
+    """int64 [S, 2]: the spans, each with the tokens after it that cut up its last character: "ǉ" is normalised to two.
+
+    They have no bytes of their own.
+    """
+    shares = (block.byte_lengths == 0) & _is_of_text(tokenizer, block)
+    shares[block.begins[block.begins < len(shares)]] = False
+    stops = np.flatnonzero(np.append(~shares, True))
+    return np.stack([spans[:, 0], stops[np.searchsorted(stops, spans[:, 1])]], axis=1)
 
 
 def _stretches(block: TokenBlock, spans: np.ndarray) -> np.ndarray:

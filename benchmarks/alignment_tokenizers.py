@@ -73,7 +73,8 @@ def load_tokenizer(name: str, build: Path, vocab_size: int = 8192) -> BenchToken
         alphabet, special = byte_alphabet(), own.get_added_tokens_decoder()
         spelled = [bytes(alphabet.get(character, 0) for character in spelling) for spelling in spellings]
         return BenchTokenizer(name, ours, spellings, [b"" if n in special else data for n, data in enumerate(spelled)])
-    pieces = [None if spelling in _UNKNOWN else _piece(spelling) for spelling in spellings]
+    begin = "##" if isinstance(own.model, models.WordPiece) else ""
+    pieces = [None if text in _UNKNOWN else text.removeprefix(begin).replace("▁", " ") for text in spellings]
     return BenchTokenizer(name, ours, spellings, None, pieces, own.normalizer.normalize_str)
 
 
@@ -94,10 +95,6 @@ def _sentencepiece_spelling(data: bytes) -> str:
         return data.decode().replace(" ", "▁")
     except UnicodeDecodeError:
         return f"<0x{data.hex().upper()}>"
-
-
-def _piece(spelling: str) -> str:
-    return spelling.removeprefix("##").replace("▁", " ")
 
 
 @cache

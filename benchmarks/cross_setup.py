@@ -25,6 +25,8 @@ DATASET = "study"
 SEQUENCE = 256
 SAME, OTHER = "same", "other"
 """The teachers: of the student's tokenizer, and of another one."""
+SELECTIONS = {SAME: ("threshold:12",), OTHER: ("threshold:12", "topk:64")}
+"""What is stored of each."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,12 +85,14 @@ def prepare_text(study: Study) -> None:
 def prepare_teacher(study: Study, name: str) -> dict[str, Any]:
     """Train a teacher and keep what it says; returns its held-out measures."""
     trained = study.once(f"train-{name}", lambda: _train_teacher(study, name))
-    for selection in ("threshold:12", "topk:64"):
+    for selection in SELECTIONS[name]:
         study.once(f"produce-{name}-{selection.split(':')[0]}", lambda select=selection: _produce(study, name, select))
     return trained["held_out"]
 
 
 def _make_text(study: Study) -> dict[str, Any]:
+    import logitstore as library
+
     study.build.mkdir(parents=True, exist_ok=True)
     corpus = study.path("corpus.jsonl")
     with corpus.open("w") as file:
@@ -104,7 +108,7 @@ def _make_text(study: Study) -> dict[str, Any]:
         _initialise(study, f"{name}-init", tokenizer, 0, sizes.teacher_width, 4)
     for seed in range(1, sizes.num_seeds + 1):
         _initialise(study, f"student-init-{seed}", "student-tokenizer", seed, sizes.student_width, 2)
-    return {"num_bytes": sum(len(text.encode()) for text in texts), "num_documents": len(texts)}
+    return {"num_documents": len(texts), "version": library.open(study.store).dataset(DATASET).number}
 
 
 def _initialise(study: Study, name: str, tokenizer: str, seed: int, width: int, num_layers: int) -> None:
@@ -160,15 +164,17 @@ def tokens_per_byte(study: Study) -> dict[str, float]:
 
 
 def _train_teacher(study: Study, name: str) -> dict[str, Any]:
-    sizes = study.sizes
+    # The one without signals: the other teacher's may come in while this one is in training.
+    sizes, version = study.sizes, study.once("text", dict)["version"]
     rates = tokens_per_byte(study)
     ratio = sizes.other_bytes * rates["teacher"] / rates["student"] if name == OTHER else 1.0
     steps = round(sizes.teacher_tokens * ratio / sizes.teacher_batch)
     return logitstore_json(
-        "train", study.store, "--dataset", DATASET, "--output", str(study.path(name)),
-        "--student", str(study.path(f"{name}-init")), "--objective", "ce", "--lr", str(sizes.teacher_lr),
-        "--max-steps", str(steps), "--warmup-steps", "20", "--batch-tokens", str(sizes.teacher_batch),
-        "--seq-length", str(SEQUENCE), "--threads", "1", "--log-every", "50", "--save-every", "100000",
+        "train", study.store, "--dataset", DATASET, "--dataset-version", str(version),
+        "--output", str(study.path(name)), "--student", str(study.path(f"{name}-init")), "--objective", "ce",
+        "--lr", str(sizes.teacher_lr), "--max-steps", str(steps), "--warmup-steps", "20",
+        "--batch-tokens", str(sizes.teacher_batch), "--seq-length", str(SEQUENCE), "--threads", "1",
+        "--log-every", "50", "--save-every", "100000",
     )  # fmt: skip
 
 

@@ -12,10 +12,9 @@ from __future__ import annotations
 import argparse
 import os
 import platform
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime
-from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -51,22 +50,25 @@ def main() -> None:
     asked = [arm for arm in known if not arguments.only or arm.term in arguments.only]
     with ProcessPoolExecutor(arguments.processes, get_context("spawn")) as processes:
         processes.submit(prepare_text, study).result()
-        teachers = dict(zip((SAME, OTHER), processes.map(partial(prepare_teacher, study), (SAME, OTHER)), strict=True))
-        cells = [(arm, seed) for seed in range(1, study.sizes.num_seeds + 1) for arm in asked]
-        measured = list(processes.map(partial(_bits, study), cells))
-    bits: dict[Arm, list[float]] = {arm: [] for arm in asked}
-    for (arm, _), value in zip(cells, measured, strict=True):
-        bits[arm].append(value)
+        teachers = {name: processes.submit(prepare_teacher, study, name) for name in (SAME, OTHER)}
+        runs: dict[Arm, list[Future[float]]] = {arm: [] for arm in asked}
+        for needed in ((None, SAME), (OTHER,)):  # the first teacher's students train beside the second teacher
+            teachers[needed[-1]].result()
+            for seed in range(1, study.sizes.num_seeds + 1):
+                for arm in (arm for arm in asked if arm.teacher in needed):
+                    runs[arm].append(processes.submit(_bits, study, arm, seed))
+        bits = {arm: [each.result() for each in found] for arm, found in runs.items()}
+        teacher_bits = {name: each.result()["bits_per_byte"] for name, each in teachers.items()}
     began = f"Written by `benchmarks/cross_tokenizer.py` on {datetime.now(UTC):%Y-%m-%d}, {platform.machine()}."
     results = study.build / RESULTS.name if arguments.quick else RESULTS
-    text = report(study, bits, {name: measures["bits_per_byte"] for name, measures in teachers.items()})
+    text = report(study, bits, teacher_bits)
     results.write_text(f"# Learning from a teacher of another tokenizer\n\n{began}\n\n{text}\n")
     print(text)
     print(f"wrote {results}")
 
 
-def _bits(study: Study, cell: tuple[Arm, int]) -> float:
-    return run(study, *cell)["held_out"]["bits_per_byte"]
+def _bits(study: Study, arm: Arm, seed: int) -> float:
+    return run(study, arm, seed)["held_out"]["bits_per_byte"]
 
 
 if __name__ == "__main__":
