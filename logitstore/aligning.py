@@ -16,6 +16,9 @@ from logitstore.store import DatasetVersion, Store
 from logitstore.text_columns import TextColumns
 from logitstore.tokenizer import Tokenizer
 
+_THREADS = 2
+"""Blocks in hand at a time: while one is cut, another is read, aligned and stored."""
+
 
 class AlignProgress(Protocol):
     """Who wants to know how far it is."""
@@ -72,7 +75,7 @@ def _align(store: Store, name: str, students: Sequence[tuple[str, Tokenizer]], p
     pairs = _add_columns(texts, store, known, name, students)
     missing, num_bytes = texts.missing(), known.plan.blocks.num_bytes
     progress.begin(len(missing), int(num_bytes[list(missing)].sum()))
-    for number in texts.filling(missing):
+    for number in texts.filling(missing, num_threads=_THREADS):
         progress.finish_block(int(num_bytes[number]))
 
     def change(current: Manifest | None) -> Manifest:

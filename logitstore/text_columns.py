@@ -17,10 +17,13 @@ from logitstore.errors import StoreError
 from logitstore.manifest import Manifest
 from logitstore.plan import Plan
 from logitstore.recipes import WRITER, Answer, Recipe
+from logitstore.storage import map_threads
 from logitstore.store import Store
 from logitstore.text_parts import read_documents_of, text_recipe
 from logitstore.token_parts import TokenBlock, read_tokens, stage_tokens, tokens_template
 from logitstore.tokenizer import Tokenizer
+
+_LOCKS = 64
 
 
 class TextColumns:
@@ -33,7 +36,7 @@ class TextColumns:
         """Args: ``current`` is the newest version of the dataset, whose answers need not be looked for."""
         self._store, self._plan, self._current = store, plan, current
         self._tokenizers: dict[str, Tokenizer] = {}
-        self._being_cut: dict[str, threading.Lock] = {}
+        self._being_cut = [threading.Lock() for _ in range(_LOCKS)]
         self.requested: dict[str, tuple[Template, str]] = {}
         """By column id, (template, label)."""
 
@@ -47,7 +50,7 @@ class TextColumns:
             if chat_template is not None and self._plan.has_chats:
                 self._store.put_asset(chat_template)
             self.requested[column] = (template, label)
-            self._tokenizers[column], self._being_cut[column] = tokenizer, threading.Lock()
+            self._tokenizers[column] = tokenizer
         return column
 
     def add_alignment(self, teacher: str, student: str, label: str) -> None:
@@ -66,13 +69,24 @@ class TextColumns:
         for _ in self.filling(self.missing()):
             pass
 
-    def filling(self, blocks: Collection[int], columns: Collection[str] | None = None) -> Iterator[int]:
-        """Answer what is missing of these columns (all by default), and yield each block that is done."""
+    def filling(
+        self, blocks: Collection[int], columns: Collection[str] | None = None, num_threads: int = 1
+    ) -> Iterator[int]:
+        """Answer what is missing of these columns (all by default), and yield each block that is done.
+
+        Args:
+            blocks: which, by number.
+            columns: ids.
+            num_threads: blocks in hand at a time. Tokenizers use all cores in any case; encoding and storing does not.
+        """
         wanted = [column for column in self.requested if columns is None or column in columns]
-        for number in walk(self._plan):
-            if number in blocks:
-                self._fill_block(self._plan.blocks.digests[number], wanted)
-                yield number
+
+        def fill(number: int) -> int:
+            self._fill_block(self._plan.blocks.digests[number], wanted)
+            return number
+
+        ordered = (number for number in walk(self._plan) if number in blocks)
+        return map(fill, ordered) if num_threads == 1 else map_threads(fill, ordered, num_threads, ahead=num_threads)
 
     def tokens(self, column: str, block: str) -> Answer:
         """The answer of a tokens column for any block whose text is stored, made if need be."""
@@ -92,7 +106,8 @@ class TextColumns:
         answer = self._store.answer(recipe)
         if answer is not None:
             return answer
-        with self._being_cut[column]:  # whoever comes second waits for the first, and has the answer
+        # Whoever comes second waits for the first, and has the answer.
+        with self._being_cut[hash((column, block.digest)) % len(self._being_cut)]:
             return self._store.answer(recipe) or self._commit_tokens(recipe, column, block)
 
     def _answer_alignment(self, column: str, block: _Block) -> None:
