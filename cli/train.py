@@ -37,9 +37,38 @@ student_options = option_group(
 )
 
 objective_options = option_group(
-    click.option("--objective", default="kl:0.9,ce:0.1", show_default=True, help="Terms with weights: kl, ce."),
+    click.option(
+        "--objective",
+        default="kl:0.9,ce:0.1",
+        show_default=True,
+        help="Terms with weights: kl, ce; across tokenizers also projected_kl (what kl is there), first_byte_kl, "
+        "chunk_likelihood, gold, uld, xtoken_pkl, xtoken_hkl.",
+    ),
     click.option("--temperature", type=click.FloatRange(min=0, min_open=True), default=1.0, show_default=True),
-    click.option("--teacher-weights", metavar="NAME=W,...", help="Their shares in kl; equal if not given."),
+    click.option("--teacher-weights", metavar="NAME=W,...", help="Their shares; equal if not given."),
+    click.option(
+        "--teacher-weighting",
+        type=click.Choice(["static", "ce", "entropy", "max_prob", "select"]),
+        default="static",
+        show_default=True,
+        help="How teachers share a token: as --teacher-weights says, or more to whoever is surer there.",
+    ),
+    click.option(
+        "--teacher-alpha",
+        type=click.FloatRange(0),
+        default=1.0,
+        show_default=True,
+        help="How much surer counts, in ce, entropy and max_prob.",
+    ),
+    click.option(
+        "--tau", type=click.FloatRange(0, min_open=True), default=100.0, show_default=True, help="Of chunk_likelihood."
+    ),
+    click.option(
+        "--debias/--no-debias",
+        default=True,
+        show_default=True,
+        help="Whether chunk_likelihood minds where a tokenizer can stop.",
+    ),
     click.option(
         "--selection", metavar="POLICY[:N]", help="Where a teacher has several signals: topk, topk:64, threshold."
     ),
@@ -137,7 +166,8 @@ def train(
     from logitstore.consumer.trainer import Trainer, TrainerConfig
     from logitstore.store import Store
 
-    objective = parse_objective(options["objective"])
+    shaping = {name: options[name] for name in ("tau", "debias", "teacher_weighting", "teacher_alpha")}
+    objective = parse_objective(options["objective"], **shaping)
     weights = _weights(options["teacher_weights"])
     if (options["student"] is None) == (options["student_config"] is None):
         raise ConfigError("name either --student MODEL or --student-config FILE")
@@ -149,8 +179,9 @@ def train(
         opened,
         version,
         student.tokenizer,
-        teacher_weights=weights if objective.weight("kl") else {},
+        teacher_weights=weights if objective.teacher_terms else {},
         selection=options["selection"],
+        projected=False if objective.needs_teacher_tokens else None,
         loss_on=options["loss_on"],
     )
     batch_tokens = options["batch_tokens"]

@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from logitstore.consumer.batches import TeacherBatch
-from logitstore.consumer.data import TeacherColumns
 from logitstore.consumer.loss import DistillationLoss
 from logitstore.consumer.objectives import Objective
-from logitstore.consumer.projection import student_groups
+from logitstore.consumer.projection import class_of, student_groups
 from logitstore.consumer.stream import Stream
 from logitstore.consumer.student import Student
+from logitstore.consumer.teacher_columns import TeacherColumns
 
 _CHUNK_LOGITS = 1 << 23
 
@@ -29,6 +29,7 @@ class _Sums:
     cross_entropy: float = 0.0
     kl: float = 0.0
     teacher_nats: float = 0.0
+    num_spoken: int = 0
     agreements: float = 0.0
     num_rows: int = 0
 
@@ -57,17 +58,18 @@ def evaluate(student: Student, stream: Stream, device: str, batch_sequences: int
     for bins in stream.held_out(batch_sequences):
         batch = stream.collate(bins, temperature=1.0).to(device)
         hidden_ND = student.hidden(batch)
-        terms = measure.of_hidden(student, hidden_ND, batch).terms
-        cross_entropy += terms["ce"].item()
+        measured = measure.of_hidden(student, hidden_ND, batch)
+        cross_entropy += measured.terms["ce"].item()
         num_tokens += batch.num_charged
         num_bytes += batch.num_bytes
         likeliest_N = _likeliest(student, hidden_ND)
         for columns, teacher in zip(stream.data.teachers, batch.teachers, strict=True):
+            sums[columns.name].num_spoken += int(measured.num_spoken[f"kl/{columns.name}"])
             _add(
                 sums[columns.name],
                 columns,
                 teacher,
-                terms[f"kl/{columns.name}"].item(),
+                measured.terms[f"kl/{columns.name}"].item(),
                 likeliest_N,
                 student.head.shape[0],
             )
@@ -90,27 +92,31 @@ def _add(
     sums.num_rows += num_rows
     if not teacher.rows.is_sample:
         sums.kl += kl
-    elif teacher.entropy is not None:
+    elif teacher.entropy is not None and columns.maps is None:
         sums.kl += kl - teacher.entropy[has_row].sum().item()
     else:
         sums.cross_entropy += kl
-    if teacher.logprob is not None:
-        sums.teacher_nats -= teacher.logprob[has_row].sum().item()
-    if columns.classes is not None:
-        groups, _ = student_groups(columns.classes, head_rows)
+    theirs_N = teacher.likeliest
+    if columns.maps is None:
+        # Each token is a span, and what the teacher gave to it is the span's log-prob.
+        sums.teacher_nats -= teacher.spans.logprob.sum().item()
+    else:
+        groups, _ = student_groups(columns.maps.classes, head_rows)
         likeliest_N = groups.to(likeliest_N.device)[likeliest_N]
-    sums.agreements += (teacher.likeliest == likeliest_N)[has_row].sum().item()
+        if columns.scalars is not None or not columns.is_projected:
+            theirs_N = class_of(theirs_N, torch.tensor(columns.maps.classes.teacher_class).to(theirs_N.device))
+    sums.agreements += (theirs_N == likeliest_N)[has_row].sum().item()
 
 
 def _teacher_values(name: str, sums: _Sums, num_tokens: int, num_bytes: int) -> dict[str, float]:
     if sums.num_rows == 0:
         return {}
-    rows = sums.num_rows
+    rows, spoken = sums.num_rows, max(1, sums.num_spoken)
     values = {f"top1_agreement/{name}": sums.agreements / rows}
     if sums.cross_entropy:
-        values[f"teacher_cross_entropy/{name}"] = sums.cross_entropy / rows
+        values[f"teacher_cross_entropy/{name}"] = sums.cross_entropy / spoken
     else:
-        values[f"kl/{name}"] = sums.kl / rows
+        values[f"kl/{name}"] = sums.kl / spoken
     if sums.teacher_nats and rows == num_tokens and num_bytes > 0:
         values[f"teacher_bits_per_byte/{name}"] = sums.teacher_nats / math.log(2) / num_bytes
     return values

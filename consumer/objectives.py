@@ -1,14 +1,7 @@
-"""What a student is trained on: small expressions on what ``head_outputs`` returns, one loss per position, in nats.
+"""What a student is trained on: terms with weights, and how several teachers share them.
 
-| term, rows        | expression                              | against the teacher's whole distribution           |
-|-------------------|-----------------------------------------|----------------------------------------------------|
-| ``kl``, top-k     | forward KL on {listed, rest}            | a lower bound: differences in the rest are unseen  |
-| ``kl``, threshold | sum_i w_i (logsumexp - logit_i)         | unbiased cross-entropy: KL + the teacher's entropy |
-| ``ce``            | logsumexp - logit of the realised token | needs no teacher                                   |
-
-The mean over positions is left to the trainer, which knows the one global denominator.
-
-Shapes: N positions, K entries.
+The terms, what each needs and what it is worth are in docs/objectives.md. The mean over positions is left to the
+trainer, which knows the one global denominator.
 """
 
 from __future__ import annotations
@@ -17,20 +10,40 @@ import difflib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-
-from torch import Tensor
+from typing import Any
 
 from logitstore.errors import ConfigError
 
-TERMS = ("kl", "ce")
+TERMS = (
+    "kl",
+    "ce",
+    "projected_kl",
+    "first_byte_kl",
+    "chunk_likelihood",
+    "gold",
+    "uld",
+    "xtoken_pkl",
+    "xtoken_hkl",
+)
+OVER_TEACHER_TOKENS = frozenset({"first_byte_kl", "gold", "uld", "xtoken_pkl", "xtoken_hkl"})
+"""Terms that need a teacher's own entries: signals projected to the student's vocabulary do not serve them."""
+TEACHER_WEIGHTINGS = ("static", "ce", "entropy", "max_prob", "select")
 
 
 @dataclass(frozen=True)
 class Objective:
-    """Weights of the terms in the loss."""
+    """Terms of the loss with their weights."""
 
     terms: Mapping[str, float]
     """Weight by name of the term, out of ``TERMS``."""
+    tau: float = 100.0
+    """Of ``chunk_likelihood``: chunks are compared by their probability to the power of 1 / tau."""
+    debias: bool = True
+    """Whether ``chunk_likelihood`` leaves out chunks that one side's tokenizer would hardly end there."""
+    teacher_weighting: str = "static"
+    """How teachers share a token, out of ``TEACHER_WEIGHTINGS``; see ``teacher_weighting``."""
+    teacher_alpha: float = 1.0
+    """How much their scores count there."""
 
     def __post_init__(self) -> None:
         for name, weight in self.terms.items():
@@ -42,14 +55,31 @@ class Objective:
                 raise ConfigError(f"objective: the weight of {name!r} is {weight:g}, expected a finite number >= 0")
         if not any(self.terms.values()):
             raise ConfigError("objective: no term has a positive weight, so there is nothing to train on")
+        if not 0.0 < self.tau < math.inf:
+            raise ConfigError(f"--tau {self.tau:g}: expected a positive number")
+        if not 0.0 <= self.teacher_alpha < math.inf:
+            raise ConfigError(f"--teacher-alpha {self.teacher_alpha:g}: expected a finite number >= 0")
 
     def weight(self, name: str) -> float:
         """Weight of a term, 0 if it is not there."""
         return self.terms.get(name, 0.0)
 
+    @property
+    def teacher_terms(self) -> tuple[str, ...]:
+        """Terms that count and that teachers have a say in."""
+        return tuple(name for name, weight in self.terms.items() if name != "ce" and weight > 0)
 
-def parse_objective(text: str) -> Objective:
+    @property
+    def needs_teacher_tokens(self) -> bool:
+        return not OVER_TEACHER_TOKENS.isdisjoint(self.teacher_terms)
+
+
+def parse_objective(text: str, **options: Any) -> Objective:
     """Read an objective such as ``kl:0.9,ce:0.1`` (or with ``=``, as mappings come); a name alone has weight 1.
+
+    Args:
+        text: terms with their weights.
+        options: other fields of the objective.
 
     Raises:
         ConfigError: an unknown or repeated term, a weight that is no number or negative, or no positive weight.
@@ -65,9 +95,4 @@ def parse_objective(text: str) -> Objective:
             raise ConfigError(
                 f"objective: the weight of {name!r} is {number!r}, expected a number, as in kl:0.9,ce:0.1"
             ) from None
-    return Objective(terms)
-
-
-def token_cross_entropy(logsumexp_N: Tensor, realised_logit_N: Tensor) -> Tensor:
-    """Cross-entropy to the realised token, [N] nats: logsumexp - its logit, both at temperature 1."""
-    return logsumexp_N - realised_logit_N
+    return Objective(terms, **options)

@@ -18,7 +18,7 @@ def student_groups(classes: VocabularyClasses, head_rows: int) -> tuple[Tensor, 
     A head is often wider than its vocabulary; the padding gets a class of its own, which no teacher token is in.
     """
     padding = torch.full((head_rows - len(classes.student_class),), classes.num_classes, dtype=torch.int64)
-    groups = torch.cat([torch.from_numpy(classes.student_class).long(), padding])
+    groups = torch.cat([torch.tensor(classes.student_class, dtype=torch.int64), padding])
     return groups, classes.num_classes + int(len(padding) > 0)
 
 
@@ -53,6 +53,17 @@ def project_rows(rows: TeacherRows, teacher_class: Tensor) -> TeacherRows:
     slots_NK = is_new_NK.cumsum(-1) - 1
     ids_NK = torch.full_like(classes_NK, unlisted).scatter_(-1, slots_NK, classes_NK)
     return TeacherRows(ids_NK.masked_fill_(ids_NK == unlisted, -1), _sum_by_slot(log_masses_NK, slots_NK), log_rest_N)
+
+
+def without_unknown(rows: TeacherRows, num_known: int) -> TeacherRows:
+    """Rows without entries of ids from ``num_known`` on: their mass joins the rest, or is left out of a sample."""
+    unknown_NK = rows.ids_NK >= num_known
+    log_rest_N = rows.log_rest_N
+    if log_rest_N is not None:
+        lost_N = rows.log_masses_NK.masked_fill(~unknown_NK, -torch.inf).logsumexp(-1)
+        log_rest_N = torch.logaddexp(log_rest_N, lost_N)
+    masses_NK = rows.log_masses_NK.masked_fill(unknown_NK, -torch.inf)
+    return TeacherRows(rows.ids_NK.masked_fill(unknown_NK, -1), masses_NK, log_rest_N)
 
 
 def class_of(ids: Tensor, teacher_class: Tensor) -> Tensor:

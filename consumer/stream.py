@@ -78,7 +78,7 @@ class Stream:
         self.data, self.config, self.temperature = data, config, temperature
         self.state = StreamState(data.version.manifest.identity, config)
         self._group_blocks = max(1, _GROUP_BYTES // data.version.manifest.plan.settings.block_bytes)
-        self._classes = [teacher.classes for teacher in data.teachers]
+        self._vocab_sizes = [teacher.known_ids(data.vocab_size) for teacher in data.teachers]
         self._num_bins: list[int] = []
 
     def resume(self, state: StreamState) -> None:
@@ -146,9 +146,7 @@ class Stream:
 
     def collate(self, bins: list[PlacedBin], temperature: float | None = None) -> Batch:
         """Tensors of a batch or of a slice of it, with rows for the stream's temperature or another."""
-        return collate(
-            bins, self.config.sequence_length, temperature or self.temperature, self._classes, self.data.vocab_size
-        )
+        return collate(bins, self.config.sequence_length, temperature or self.temperature, self._vocab_sizes)
 
     def _nothing_to_predict(self) -> TrainingError:
         return TrainingError(f"dataset {self.data.version.name!r}: no document has two tokens: nothing to predict")

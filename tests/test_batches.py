@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from small_store import SEQUENCE_LENGTH, THETA, SmallStore, open_stream
@@ -12,7 +13,7 @@ from small_store import SEQUENCE_LENGTH, THETA, SmallStore, open_stream
 from logitstore.alignment_parts import read_pairs
 from logitstore.consumer.batches import Batch
 from logitstore.consumer.stream import PlacedBin, Stream
-from logitstore.signals import read_scalars, read_sparse
+from logitstore.signals import START_CLASSES, read_scalars, read_sparse
 
 
 def all_bins(stream: Stream) -> list[list[PlacedBin]]:
@@ -127,36 +128,59 @@ def test_teacher_rows_of_another_tokenizer_are_those_of_the_paired_token(
     small: SmallStore, selection: str, temperature: float
 ) -> None:
     stream = open_stream(small, "other", selection=selection, temperature=temperature)
-    column = stream.data.teachers[0].alignment
-    assert column is not None
     stored, num_without = Stored(small, stream), 0
-    pairs_of = {}
-    for number in stream.data.train_blocks:
-        teacher_rows, student_rows = read_pairs(small.store.column_part(column, number))
-        pairs_of[number] = dict(zip(student_rows.tolist(), teacher_rows.tolist(), strict=True))
+    pairs_of = aligned_tokens(small, stream)
     for bins in all_bins(stream)[:4]:
         batch = stream.collate(bins)
         for teacher in range(2):
-            classes = stream.data.teachers[teacher].classes
-            assert classes is not None
             for position, (placed, token) in list(enumerate(charged_tokens(bins)))[::7]:
                 pairs, has_row = pairs_of[stored.block(placed)], bool(batch.teachers[teacher].has_row[position])
-                if token not in pairs:
-                    assert not has_row
-                    num_without += 1
-                    continue
-                expected: dict[int, float] = {}
-                row = stored.row(teacher, stored.block(placed), pairs[token], temperature)
-                for entry, mass in row.items():
-                    in_class = 0 <= entry < len(classes.teacher_class)
-                    found = int(classes.teacher_class[entry]) if in_class else -1
-                    expected[found] = expected.get(found, 0.0) + mass
-                if selection == "threshold":
-                    expected.pop(-1, None)
-                # A row that does not know the class of what comes next is of no use.
-                assert has_row == (int(classes.student_class[placed[0].tokens.ids[token]]) in expected)
-                assert batch_row(batch, teacher, position) == pytest.approx(expected, rel=1e-4)
+                assert has_row == (token in pairs)
+                num_without += not has_row
+                if has_row:
+                    expected = stored.row(teacher, stored.block(placed), pairs[token], temperature)
+                    assert batch_row(batch, teacher, position) == pytest.approx(expected, rel=1e-4)
     assert num_without > 0
+
+
+def aligned_tokens(small: SmallStore, stream: Stream) -> dict[int, dict[int, int]]:
+    """By block: student token -> teacher token that begins at the same place."""
+    column = stream.data.teachers[0].alignment
+    assert column is not None
+    found = {}
+    for number in stream.data.train_blocks:
+        teacher_rows, student_rows = read_pairs(small.store.column_part(column, number))
+        found[number] = dict(zip(student_rows.tolist(), teacher_rows.tolist(), strict=True))
+    return found
+
+
+@pytest.mark.parametrize("length", [16, SEQUENCE_LENGTH])
+@pytest.mark.parametrize("tokenizer", ["tokenizer", "other"])
+def test_spans_of_a_batch_are_whole_and_have_the_teachers_logprobs(
+    small: SmallStore, tokenizer: str, length: int
+) -> None:
+    stream = open_stream(small, tokenizer, length=length)
+    sizes = set()
+    for bins in all_bins(stream)[:4]:
+        batch = stream.collate(bins)
+        spans, tokens = batch.teachers[0].spans, charged_tokens(bins)
+        for number in range(spans.num_spans):
+            mine = (spans.of_token == number).nonzero()[:, 0].tolist()
+            (block, _), first = tokens[mine[0]]
+            known = block.teachers[0].spans
+            span = known.of_token[first]
+            assert [tokens[n][1] for n in mine] == np.flatnonzero(known.of_token == span).tolist()
+            assert spans.last[number] == mine[-1]
+            assert spans.logprob[number] == known.logprob[span]
+            assert (spans.continuation[mine] == known.continuation[span]).all()
+            assert spans.is_single[mine].tolist() == [len(mine) == 1] * len(mine)
+            after = int(spans.following[number])
+            if after >= 0:
+                assert after == mine[-1] + 1
+                assert tokens[after][0] == tokens[mine[-1]][0]
+                assert tokens[after][1] == tokens[mine[-1]][1] + 1
+            sizes.add(len(mine))
+    assert sizes == {1} if tokenizer == "tokenizer" else 1 in sizes
 
 
 def test_scalars_of_a_batch_are_those_of_the_very_token(small: SmallStore) -> None:
@@ -167,9 +191,12 @@ def test_scalars_of_a_batch_are_those_of_the_very_token(small: SmallStore) -> No
     for position, (placed, token) in list(enumerate(charged_tokens(bins)))[::9]:
         scalars, _ = read_scalars(small.store.column_part(column, stored.block(placed)))
         assert teacher.entropy is not None
-        assert teacher.logprob is not None
+        assert teacher.starts is not None
         assert teacher.entropy[position] == scalars["entropy"][token]
-        assert teacher.logprob[position] == scalars["logprob"][token]
+        assert teacher.top_logprob[position] == scalars["argmax_logprob"][token]
+        masses = [math.exp(scalars[f"starts@{name}"][token]) for name in START_CLASSES]
+        assert teacher.starts[position].item() == pytest.approx(math.log(sum(masses)), abs=1e-5)
+        assert teacher.spans.logprob[teacher.spans.of_token[position]] == pytest.approx(scalars["logprob"][token])
         assert teacher.likeliest[position] == scalars["argmax_id"][token]
 
 
@@ -180,7 +207,7 @@ def test_likeliest_token_is_found_among_the_entries_without_scalars(small: Small
     bins = all_bins(stream)[0]
     with_scalars = stream.collate(bins).teachers[0].likeliest
     bare = [
-        (replace(block, teachers=tuple(replace(teacher, argmax=None) for teacher in block.teachers)), pieces)
+        (replace(block, teachers=tuple(replace(teacher, scalars=None) for teacher in block.teachers)), pieces)
         for block, pieces in bins
     ]
     assert (stream.collate(bare).teachers[0].likeliest == with_scalars).float().mean() > 0.9
@@ -205,4 +232,5 @@ def test_batch_moves_to_a_device_with_all_its_tensors(small: SmallStore) -> None
     batch = stream.collate(all_bins(stream)[0]).to("meta")
     rows = batch.teachers[0].rows
     tensors = [batch.input_ids, batch.targets, batch.outputs, rows.ids_NK, rows.log_rest_N, batch.teachers[0].likeliest]
+    tensors.append(batch.teachers[0].spans.of_token)
     assert {tensor.device.type for tensor in tensors if tensor is not None} == {"meta"}

@@ -12,7 +12,9 @@ from small_store import SmallStore, make_student, open_stream
 from test_loss import dense_logits, dense_loss
 
 from logitstore.consumer.evaluation import evaluate
-from logitstore.consumer.projection import student_groups
+from logitstore.consumer.loss import DistillationLoss
+from logitstore.consumer.objectives import parse_objective
+from logitstore.consumer.projection import class_of, student_groups
 from logitstore.consumer.student import Student
 
 
@@ -47,31 +49,35 @@ def test_evaluate_measures_each_teacher_at_temperature_one(
     student = make_student(small, tmp_path, tokenizer)
     stream = open_stream(small, tokenizer, selection=selection, temperature=temperature)
     plain = open_stream(small, tokenizer, selection=selection)
-    kl, entropy, nats, agreements, num_rows, num_bytes = 0.0, 0.0, 0.0, 0, 0, 0
+    kl, entropy, nats, agreements, num_rows, num_spoken, num_bytes = 0.0, 0.0, 0.0, 0, 0, 0, 0
     with torch.no_grad():
         for bins in plain.held_out():
             model = copy.deepcopy(student.model).double()
             teacher, columns = plain.collate(bins).teachers[0], plain.data.teachers[0]
             kl += dense_loss(model, plain, bins, "kl", 1.0)[1][f"kl/{columns.name}"].item()
+            measure = DistillationLoss(parse_objective("kl"), plain.data.teachers, 1.0, student)
+            num_spoken += int(measure(student, plain.collate(bins)).num_spoken[f"kl/{columns.name}"])
             has_row = teacher.has_row
             likeliest = dense_logits(model, bins).argmax(-1)
-            if columns.classes is not None:
-                likeliest = student_groups(columns.classes, student.head.shape[0])[0][likeliest]
-            agreements += int((likeliest == teacher.likeliest)[has_row].sum())
+            theirs = teacher.likeliest
+            if columns.maps is not None:
+                likeliest = student_groups(columns.maps.classes, student.head.shape[0])[0][likeliest]
+                theirs = class_of(theirs, torch.tensor(columns.maps.classes.teacher_class))
+            agreements += int((likeliest == theirs)[has_row].sum())
             num_rows += int(has_row.sum())
             num_bytes += plain.collate(bins).num_bytes
-            if teacher.entropy is not None and teacher.logprob is not None:
+            if teacher.entropy is not None and tokenizer == "tokenizer":
                 entropy += teacher.entropy[has_row].double().sum().item()
-                nats -= teacher.logprob[has_row].double().sum().item()
+                nats -= teacher.spans.logprob.double().sum().item()
     found, name = evaluate(student, stream, "cpu"), plain.data.teachers[0].name
     assert found[f"top1_agreement/{name}"] == pytest.approx(agreements / num_rows)
     if selection == "topk":
-        assert found[f"kl/{name}"] == pytest.approx(kl / num_rows, rel=1e-4)
+        assert found[f"kl/{name}"] == pytest.approx(kl / num_spoken, rel=1e-4)
         assert found[f"kl/{name}"] > 0
     elif tokenizer == "tokenizer":
         assert found[f"kl/{name}"] == pytest.approx((kl - entropy) / num_rows, rel=1e-4)
     else:
-        assert found[f"teacher_cross_entropy/{name}"] == pytest.approx(kl / num_rows, rel=1e-4)
+        assert found[f"teacher_cross_entropy/{name}"] == pytest.approx(kl / num_spoken, rel=1e-4)
         assert f"kl/{name}" not in found
     if tokenizer == "tokenizer":
         assert found[f"teacher_bits_per_byte/{name}"] == pytest.approx(nats / math.log(2) / num_bytes, rel=1e-5)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -12,13 +13,14 @@ import torch
 from small_store import SEQUENCE_LENGTH, SmallStore, make_student, open_stream
 from torch import Tensor
 
-from logitstore.consumer.batches import Batch
+from logitstore.consumer.batches import Batch, TeacherBatch
 from logitstore.consumer.loss import DistillationLoss, LossSums
 from logitstore.consumer.objectives import parse_objective
 from logitstore.consumer.projection import student_groups
 from logitstore.consumer.rows import TeacherRows
 from logitstore.consumer.stream import PlacedBin, Stream
 from logitstore.consumer.student import Student
+from logitstore.consumer.teacher_columns import TeacherColumns
 
 GRANITE = {"model_type": "granite", "logits_scaling": 3.0}
 PHI = {"model_type": "phi", "num_key_value_heads": 2}  # the head has a bias
@@ -45,19 +47,65 @@ def dense_loss(
     terms, total = {"ce": ce.sum()}, weights.weight("ce") * ce.sum()
     for columns, teacher in zip(stream.data.teachers, batch.teachers, strict=True):
         q, q_at_one = ((logits / each).softmax(-1) for each in (temperature, 1.0))
-        covered, within = teacher.has_row, torch.zeros_like(ce)
-        if columns.classes is not None:
-            groups, num_groups = student_groups(columns.classes, q.shape[1])
-            q, q_at_one = (each.new_zeros(len(q), num_groups).index_add(1, groups, each) for each in (q, q_at_one))
-            realised = groups[batch.targets][:, None]
-            within = q_at_one.gather(1, realised)[:, 0].log() + ce
-        kl = torch.zeros((), dtype=torch.float64)
-        for n in covered.nonzero()[:, 0].tolist():
-            kl = kl + temperature**2 * dense_kl(q[n], teacher.rows, n)
+        kl, charged = torch.zeros((), dtype=torch.float64), ce.sum() * 0
+        for n in range(batch.num_charged):
+            if columns.maps is None:
+                found = (dense_kl(q[n], teacher.rows, n), 0.0) if teacher.has_row[n] else None
+            else:
+                found = dense_class_kl(q[n], q_at_one[n], columns, teacher, int(batch.targets[n]), n, temperature)
+            if found is None:
+                charged = charged + ce[n]
+                continue
+            kl = kl + temperature**2 * found[0]
+            charged = charged + temperature**2 * found[0] + found[1]
         terms[f"kl/{columns.name}"] = kl
-        share = weights.weight("kl") * columns.weight
-        total = total + share * (kl + within[covered].sum() + ce[~covered].sum())
+        total = total + weights.weight("kl") * columns.weight * charged
     return total, terms
+
+
+def dense_class_kl(
+    q: Tensor, q_at_one: Tensor, columns: TeacherColumns, teacher: TeacherBatch, token: int, n: int, temperature: float
+) -> tuple[Tensor, Tensor] | None:
+    """KL on the cells of ``projected_kl`` at one token, and what the text is charged with beside; None: nothing."""
+    classes = columns.maps.classes
+    groups, num_groups = student_groups(classes, len(q))
+    of_teacher = dict(enumerate(classes.teacher_class.tolist()))
+    entries = list(
+        zip(teacher.rows.ids_NK[n].tolist(), teacher.rows.log_masses_NK[n].double().exp().tolist(), strict=True)
+    )
+    realised = int(groups[token])
+    if not teacher.has_row[n] or of_teacher.get(entries[0][0], -1) != realised:
+        return None
+    p, rest = [0.0] * num_groups, 0.0 if teacher.rows.log_rest_N is None else math.exp(teacher.rows.log_rest_N[n])
+    for entry, mass in entries:
+        found = of_teacher.get(entry, -1) if entry >= 0 else -1
+        if found >= 0:
+            p[found] += mass
+        else:
+            rest += mass
+    cells = [(p[c], (groups == c).nonzero()[:, 0].tolist()) for c in range(num_groups) if p[c] > 0]
+    within = torch.zeros((), dtype=torch.float64)
+    if temperature == 1 and teacher.spans.is_single[n] and teacher.spans.continuation[n].isfinite():
+        of_token = entries[0][1] * math.exp(teacher.spans.continuation[n])
+        others = [each for each in (groups == realised).nonzero()[:, 0].tolist() if each != token]
+        cells = [cell for cell in cells if token not in cell[1]] + [(of_token, [token])]
+        left = p[realised] - of_token if p[realised] - of_token > 1e-6 * p[realised] else 0.0
+        if others:
+            cells.append((left, others))
+        else:
+            rest += left
+    else:
+        within = q_at_one[groups == realised].sum().log() - q_at_one[token].log()
+    loss, listed = torch.zeros((), dtype=torch.float64), torch.zeros((), dtype=torch.float64)
+    for mass, tokens in cells:
+        of_cell = q[tokens].sum()
+        listed = listed + of_cell
+        loss = loss - mass * of_cell.log()
+        if teacher.rows.log_rest_N is not None and mass > 0:
+            loss = loss + mass * math.log(mass)
+    if teacher.rows.log_rest_N is not None:
+        loss = loss + torch.special.xlogy(torch.tensor(rest, dtype=torch.float64), rest / (1 - listed))
+    return loss, within
 
 
 def dense_kl(q: Tensor, rows: TeacherRows, n: int) -> Tensor:
