@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import sys
 import unicodedata
+from functools import lru_cache
 from threading import Lock
 
+import numba
 import numpy as np
 
 SIGNIFICANT, SPACE, MARK, CONTROL = range(4)
@@ -41,13 +43,13 @@ class FoldTable:
         self._lock = Lock()
 
     def learn(self, points: np.ndarray) -> None:
-        """Have the characters ``points``, int32 [N], in the table."""
-        unknown = points[self.symbol[points] == _UNKNOWN]
-        if len(unknown) == 0:
+        """Have the characters ``points``, int32 [N], in the table; negative ones are none."""
+        if not _has_new(points, self.symbol):
             return
         with self._lock:
-            for point in np.unique(unknown).tolist():
-                self._learn(point)
+            for point in np.unique(points[points >= 0]).tolist():
+                if self.symbol[point] == _UNKNOWN:
+                    self._learn(point)
 
     def _learn(self, point: int) -> None:
         symbols = np.array([ord(symbol) for symbol in fold(chr(point))], dtype=np.int32)
@@ -62,12 +64,30 @@ class FoldTable:
         self.symbol[point] = _UNKNOWN - (len(self.bounds) - 1)
 
 
+@numba.njit(nogil=True, cache=True)
+def _has_new(points, symbol):  # type: ignore[no-untyped-def]
+    for point in points:  # noqa: SIM110 (compiled)
+        if point >= 0 and symbol[point] == _UNKNOWN:
+            return True
+    return False
+
+
 def fold(character: str) -> str:
     """The symbols of a character: at least one."""
     if kind_of(character) == SPACE:
         return " "
     decomposed = unicodedata.normalize("NFKD", unicodedata.normalize("NFKD", character).casefold())
     return "".join(" " if kind_of(symbol) == SPACE else symbol for symbol in decomposed)
+
+
+def significant(text: str) -> str:
+    """A text folded, less all that is ignorable: what is the same of it under any normaliser."""
+    return "".join(map(_significant, text))
+
+
+@lru_cache(maxsize=1 << 16)
+def _significant(character: str) -> str:
+    return "".join(symbol for symbol in fold(character) if kind_of(symbol) == SIGNIFICANT)
 
 
 def kind_of(character: str) -> int:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import numba
 import numpy as np
 
-from logitstore.byte_lengths import code_points, utf8_lengths
+from logitstore.byte_lengths import code_points
 from logitstore.character_folding import FOLDS, MARK
 from logitstore.symbol_alignment import FAILED, UNKNOWN_TOKEN, align_symbols
 
@@ -43,17 +43,14 @@ class FoldedTable:
         if len(ids) == 0 or len(inside_T) == 0:
             return None
         FOLDS.learn(points_N)
-        FOLDS.learn(points_C[points_C >= 0])
+        FOLDS.learn(points_C)
         table = FOLDS.symbol, FOLDS.several, FOLDS.bounds
         symbols_S, begins_N = _fold(points_N, *table)
         symbols_M, begins_C = _fold(points_C, *table)
         covers_M, cost = align_symbols(symbols_S, symbols_M, FOLDS.kind, self._in_vocabulary)
         if cost == FAILED:
             return None
-        character_S = np.repeat(np.arange(len(points_N)), np.diff(begins_N))
-        byte_N = np.concatenate([[0], np.cumsum(utf8_lengths(points_N))])
-        ends = _ends(points_N, byte_N, character_S, points_C, begins_C, covers_M, ends_T, inside_T, FOLDS.kind)
-        return np.diff(ends, prepend=0).astype(np.int32)
+        return _lengths(points_N, begins_N, points_C, begins_C, covers_M, ends_T, inside_T, FOLDS.kind)
 
 
 @numba.njit(nogil=True, cache=True)
@@ -122,33 +119,45 @@ def _spell(ids, data, offsets, unknown):  # type: ignore[no-untyped-def]
 
 
 @numba.njit(nogil=True, cache=True)
-def _ends(points, byte, character, token_points, begins, covers, token_ends, inside, kind):  # type: ignore[no-untyped-def]
-    """Byte ends int64 [T], from the characters of the text that the tokens' symbols cover."""
+def _lengths(  # type: ignore[no-untyped-def]
+    points, text_begins, token_points, token_begins, covers, token_ends, inside, kind
+):
+    """Byte lengths int32 [T], from the symbols of the text that the tokens' symbols cover [M]."""
+    byte, character = _places(points, text_begins)
     covered = np.zeros(len(points), np.bool_)
     for at in covers:
         if at >= 0:
             covered[character[at]] = True
-    ends = np.empty(len(token_ends), np.int64)
-    symbol = end = 0
+    lengths = np.empty(len(token_ends), np.int32)
+    symbol = end = before = 0
     for token in range(len(token_ends)):
-        last = symbol
-        while last < begins[token_ends[token]]:
-            if covers[last] >= 0:
-                end = max(end, character[covers[last]] + 1)
-            last += 1
-        symbol = last
+        while symbol < token_begins[token_ends[token]]:
+            if covers[symbol] >= 0:
+                end = max(end, character[covers[symbol]] + 1)
+            symbol += 1
         while 0 < end < len(points) and not covered[end] and kind[points[end]] == MARK:
             end += 1
-        ends[token] = byte[end]
-        if inside[token]:
-            at = covers[symbol]
-            if at < 0:
-                continue
-            whole = character[at]
-            ends[token] = byte[whole + 1]
+        reached = byte[end]
+        if inside[token] and covers[symbol] >= 0:
+            whole = character[covers[symbol]]
             if points[whole] == token_points[token_ends[token]]:
-                ends[token] = byte[whole] + inside[token]
+                reached = byte[whole] + inside[token]
             else:
-                end = whole + 1
-    ends[-1] = byte[-1]
-    return ends
+                end = max(end, whole + 1)
+                reached = byte[end]
+        if token == len(token_ends) - 1:
+            reached = byte[-1]
+        lengths[token] = reached - before
+        before = reached
+    return lengths
+
+
+@numba.njit(nogil=True, cache=True)
+def _places(points, begins):  # type: ignore[no-untyped-def]
+    """The byte at which each character begins, and its end [N + 1]; the character that each symbol is of [S]."""
+    byte, character = np.zeros(len(points) + 1, np.int64), np.empty(begins[-1], np.int64)
+    for n in range(len(points)):
+        point = points[n]
+        byte[n + 1] = byte[n] + 1 + (point >= 0x80) + (point >= 0x800) + (point >= 0x10000)
+        character[begins[n] : begins[n + 1]] = n
+    return byte, character

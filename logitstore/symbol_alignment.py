@@ -31,7 +31,7 @@ FAILED = -1
 """Said instead of a cost: every way leaves out what it must not."""
 
 _WRONG = 1 << 20
-_WINDOW, _NARROWEST = 128, 8
+_WINDOW, _SMALL_WINDOW, _NARROWEST, _SURE = 128, 32, 8, 8
 _INFINITE = 1 << 30
 _MATCH, _SKIP_TEXT, _SKIP_TOKEN = 1, 2, 3
 
@@ -88,22 +88,31 @@ def _walk(text, at, tokens, token, kind, covers):  # type: ignore[no-untyped-def
 
 @numba.njit(nogil=True, cache=True)
 def _align_window(text, at, tokens, token, kind, in_vocabulary, covers, steps):  # type: ignore[no-untyped-def]
-    """One dynamic programme, and its way followed as far as it is certain: the place reached, and the cost."""
-    height, width = min(len(text) - at, _WINDOW), min(len(tokens) - token, _WINDOW)
-    more_text, more_tokens = at + height < len(text), token + width < len(tokens)
-    widest = max(height, width)
-    half = min(_NARROWEST, widest)
+    """One dynamic programme, and its way followed as far as it is certain: the place reached, and the cost.
+
+    A small window is enough if known tokens match at its end.
+    """
+    size = _SMALL_WINDOW
     while True:
-        low, high = -half, half  # of text minus token
-        if not more_text and not more_tokens:
-            low, high = min(0, height - width) - half, max(0, height - width) + half
-        end, end_token, price = _fill(
-            text, at, height, tokens, token, width, low, high, kind, in_vocabulary, steps, more_text, more_tokens
-        )
-        inside = _trace(steps, end, end_token, low, high, height, width)
-        if (inside and price < _WRONG) or half >= widest:
+        height, width = min(len(text) - at, size), min(len(tokens) - token, size)
+        more_text, more_tokens = at + height < len(text), token + width < len(tokens)
+        widest = max(height, width)
+        half = min(_NARROWEST, widest)
+        while True:
+            low, high = -half, half  # of text minus token
+            if not more_text and not more_tokens:
+                low, high = min(0, height - width) - half, max(0, height - width) + half
+            end, end_token, price = _fill(
+                text, at, height, tokens, token, width, low, high, kind, in_vocabulary, steps, more_text, more_tokens
+            )
+            inside, sure = _trace(steps, end, end_token, low, high, height, width, tokens, token)
+            if (inside and price < _WRONG) or half >= widest:
+                break
+            half *= 2
+        is_sure = price < _WRONG and sure >= _SURE
+        if size == _WINDOW or is_sure or not (more_text or more_tokens):
             break
-        half *= 2
+        size = _WINDOW
     limit = end + end_token
     if more_text or more_tokens:
         limit = limit * 3 // 4
@@ -181,17 +190,23 @@ def _token_cost(symbol, kind):  # type: ignore[no-untyped-def]
 
 
 @numba.njit(nogil=True, cache=True)
-def _trace(steps, end, end_token, low, high, height, width):  # type: ignore[no-untyped-def]
-    """Turn the steps on the way round, into steps out of each place; False if the way touches the band's edge."""
+def _trace(steps, end, end_token, low, high, height, width, tokens, token):  # type: ignore[no-untyped-def]
+    """Turn the steps on the way round, into steps out of each place.
+
+    Returns:
+        (whether the way keeps off the band's edges, the number of matches after the last unknown token on it).
+    """
     i, j, after = end, end_token, 0
-    inside = True
+    inside, is_sure, sure = True, True, 0
     while True:
         inside &= (i - j > low or i == 0 or j == width) and (i - j < high or j == 0 or i == height)
         step = steps[i, j]
         steps[i, j] = after
         after = step
         if step == 0:
-            return inside
+            return inside, sure
+        is_sure &= token + j == 0 or tokens[token + j - 1] != UNKNOWN_TOKEN
+        sure += is_sure and step == _MATCH
         i -= step != _SKIP_TOKEN
         j -= step != _SKIP_TEXT
 
