@@ -8,7 +8,6 @@ tokenizer that normalises is taken if it spells the same but for case, accents a
 
 from __future__ import annotations
 
-import unicodedata
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -17,6 +16,7 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
+from logitstore.character_folding import significant
 from logitstore.token_order import TokenOrder, TokenTable, longest_prefix
 
 MAX_PIECES = 4
@@ -142,11 +142,10 @@ def _add_normalised(
         answer = answers[ends[token] - counts[token] : ends[token]].tolist()
         spelled, value = _spell(answer, other_bytes), token_bytes[token]
         text = None if spelled is None else _text_of(spelled)
-        if text is not None and value is not None and (folded := _fold(text)) and folded == _fold(value.decode()):
+        if (
+            text is not None
+            and value is not None
+            and (folded := significant(text))
+            and folded == significant(value.decode())
+        ):
             pieces[token, : min(len(answer), MAX_PIECES)] = answer[:MAX_PIECES]
-
-
-def _fold(text: str) -> str:
-    """A text less case, accents and white space."""
-    plain = unicodedata.normalize("NFKD", text.casefold())
-    return "".join(char for char in plain if not unicodedata.combining(char) and not char.isspace())

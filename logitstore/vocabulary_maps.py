@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 from logitstore.array_assets import decode_arrays, encode_arrays
 from logitstore.digests import digest_bytes
 from logitstore.errors import DamageError, StorageError
+from logitstore.first_bytes import first_bytes
 from logitstore.recipes import Recipe
 from logitstore.store import Store
 from logitstore.token_cuts import MAX_PIECES, cut_tokens
-from logitstore.token_order import TokenTable
 from logitstore.token_projection import TokenProjection, project_pieces
 from logitstore.token_twins import identical_bytes, role_pairs
 from logitstore.tokenizer import Tokenizer
@@ -51,7 +51,7 @@ class VocabularyMaps:
     teacher_pieces: NDArray[np.int32]
     """[V_teacher, 4] student tokens that a teacher token is cut into, likewise."""
     student_first_byte: NDArray[np.int16]
-    """[V_student] first byte of each token, -1 if it has none."""
+    """[V_student] first byte of each token, -1 if it has none; folded where a side normalises, see ``first_bytes``."""
     teacher_first_byte: NDArray[np.int16]
     """[V_teacher] likewise."""
     role_pairs: NDArray[np.int32]
@@ -213,14 +213,15 @@ def build_maps(student: Tokenizer, teacher: Tokenizer) -> VocabularyMaps:
         student_twins[student_id] = teacher_id
         student_pieces[student_id] = _whole(teacher_id)
         teacher_pieces[teacher_id] = _whole(student_id)
+    student_first_byte, teacher_first_byte = first_bytes(student.token_bytes, teacher.token_bytes)
     maps = VocabularyMaps(
         student.fingerprint,
         teacher.fingerprint,
         student_twins,
         student_pieces,
         teacher_pieces,
-        _first_bytes(student.token_bytes),
-        _first_bytes(teacher.token_bytes),
+        student_first_byte,
+        teacher_first_byte,
         np.array(pairs, np.int32).reshape(-1, 2),
     )
     return _frozen(maps)
@@ -245,10 +246,6 @@ def _whole(token: int) -> list[int]:
 
 def _names(student: Tokenizer, teacher: Tokenizer) -> tuple[str, str]:
     return f"student's tokenizer {student.fingerprint[:12]}", f"teacher's tokenizer {teacher.fingerprint[:12]}"
-
-
-def _first_bytes(token_bytes: TokenTable) -> NDArray[np.int16]:
-    return np.array([data[0] if data else -1 for data in token_bytes], np.int16)
 
 
 def _frozen(of: _Arrays) -> _Arrays:

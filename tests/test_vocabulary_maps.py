@@ -12,12 +12,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tokenizers
-from builders import build_bytelevel_tokenizer, build_metaspace_tokenizer
+from builders import TEXTS, build_bytelevel_tokenizer, build_metaspace_tokenizer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from stores import fill_store
-from tokenizers import AddedToken, decoders, models
+from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, trainers
 
+from logitstore.documents import Document, Segment
 from logitstore.errors import DamageError, VocabularyError
 from logitstore.garbage import collect
 from logitstore.repair import repair
@@ -48,6 +49,21 @@ def bytelevel(folder):
 @pytest.fixture(scope="module")
 def metaspace(folder):
     return Tokenizer.from_folder(folder / "metaspace")
+
+
+@pytest.fixture(scope="module")
+def wordpiece(tmp_path_factory):
+    """Lower-cased, and without spaces: nothing of it begins like the other side's words."""
+    folder = tmp_path_factory.mktemp("wordpiece")
+    tokenizer = tokenizers.Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = decoders.WordPiece()
+    trainer = trainers.WordPieceTrainer(vocab_size=300, special_tokens=["[UNK]", "[SEP]"], show_progress=False)
+    tokenizer.train_from_iterator(TEXTS, trainer)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "[SEP]"}))
+    return Tokenizer.from_folder(folder)
 
 
 @pytest.fixture
@@ -209,6 +225,32 @@ def test_first_byte_classes_are_first_bytes(bytelevel, metaspace):
     for tokenizer, side in ((metaspace, classes.student_class), (bytelevel, classes.teacher_class)):
         for data, number in zip(tokenizer.token_bytes, side.tolist(), strict=True):
             assert data is None or number == data[0]
+
+
+def shared_tokens(student: Tokenizer, teacher: Tokenizer) -> tuple[np.ndarray, np.ndarray]:
+    """Ids of the tokens of both sides that begin at the same byte of some texts."""
+    keys, ids = [], []
+    for tokenizer in (student, teacher):
+        cut = tokenizer.tokenize([Document((Segment("text", " ".join(TEXTS)),))])[0]
+        keys.append(np.cumsum(cut.byte_lengths)[cut.byte_lengths > 0])
+        ids.append(cut.ids[cut.byte_lengths > 0])
+        keys[-1] = np.concatenate([[0], keys[-1][:-1]])
+    _, student_places, teacher_places = np.intersect1d(*keys, return_indices=True)
+    return ids[0][student_places], ids[1][teacher_places]
+
+
+def test_realised_tokens_of_a_text_are_in_one_class(bytelevel, metaspace, wordpiece):
+    for student, teacher, least in (
+        (metaspace, bytelevel, 0.93),
+        (bytelevel, metaspace, 0.93),
+        (wordpiece, bytelevel, 0.8),
+    ):
+        maps = build_maps(student, teacher)
+        student_ids, teacher_ids = shared_tokens(student, teacher)
+        assert len(student_ids) > 40
+        for classes, floor in ((maps.classes, least), (maps.first_byte, 0.95)):
+            same = classes.student_class[student_ids] == classes.teacher_class[teacher_ids]
+            assert same.mean() >= floor, (classes.num_classes, same.mean())
 
 
 def test_a_table_read_as_another_kind_is_refused(tmp_path, folder, bytelevel):
