@@ -20,7 +20,7 @@ from logitstore.selections import is_sampled, policy_names, selection_name
 from logitstore.signals import PROJECTED
 from logitstore.store import DatasetVersion, Store
 from logitstore.tokenizer import Tokenizer
-from logitstore.vocabulary_maps import VocabularyMaps, vocabulary_maps
+from logitstore.vocabulary_maps import VocabularyMaps, read_maps, vocabulary_maps
 
 
 @dataclass(frozen=True)
@@ -153,7 +153,10 @@ def _find(
             f"the student's tokens are in the dataset, but not their alignment with teacher {name!r}; make it with "
             "`logitstore align STORE --dataset NAME --student-tokenizer TOKENIZER`"
         )
-    maps = vocabulary_maps(store, student, stored_tokenizer(store, manifest, teacher_tokens))
+    if (projection := sparse.template.get("projection")) is not None:
+        maps = read_maps(store, projection["maps"])  # the very classes that its rows are over
+    else:
+        maps = vocabulary_maps(store, student, stored_tokenizer(store, manifest, teacher_tokens))
     return TeacherColumns(name, weight, sparse, scalars, alignment, manifest.column(teacher_tokens), maps)
 
 
