@@ -211,7 +211,7 @@ def test_train_names_the_command_for_a_tokenizer_that_the_dataset_lacks(
 ) -> None:
     message = refused(small, tmp_path, capsys, student_tokenizer=small.stranger)
     assert "has no tokens of this student's tokenizer (it has those of: " in message
-    assert "logitstore produce STORE --dataset mixed --teacher ... --student-tokenizer TOKENIZER" in message
+    assert "logitstore align STORE --dataset mixed --student-tokenizer TOKENIZER" in message
 
 
 @pytest.mark.parametrize(
