@@ -12,8 +12,8 @@ cost:
 Unless an unknown token is near, walking on while symbols are equal or one of them is ignorable is a cheapest way (a
 step that skips one of two equal symbols can be exchanged for one that matches them). From an unknown token on, a
 dynamic programme over a window decides; of its way only the first part is kept. It looks at a band along the diagonal,
-and at one twice as wide as long as the cheapest way touches its edge or fails. Each window is bounded and brings the
-walk ahead, and the first that fails is the last, so time is linear.
+and at one four times as wide as long as the cheapest way touches its edge or fails. Each window is bounded and brings
+the walk ahead, and the first that fails is the last, so time is linear.
 
 Shapes: N symbols of the text, M symbols of the tokens, W symbols of a window.
 """
@@ -90,7 +90,7 @@ def _walk(text, at, tokens, token, kind, covers):  # type: ignore[no-untyped-def
 def _align_window(text, at, tokens, token, kind, in_vocabulary, covers, steps):  # type: ignore[no-untyped-def]
     """One dynamic programme, and its way followed as far as it is certain: the place reached, and the cost.
 
-    A small window is enough if known tokens match at its end.
+    A small window is enough if known tokens match in it.
     """
     size = _SMALL_WINDOW
     while True:
@@ -108,7 +108,7 @@ def _align_window(text, at, tokens, token, kind, in_vocabulary, covers, steps): 
             inside, sure = _trace(steps, end, end_token, low, high, height, width, tokens, token)
             if (inside and price < _WRONG) or half >= widest:
                 break
-            half *= 2
+            half *= 4
         is_sure = price < _WRONG and sure >= _SURE
         if size == _WINDOW or is_sure or not (more_text or more_tokens):
             break
@@ -129,26 +129,33 @@ def _fill(  # type: ignore[no-untyped-def]
     ways that cost the same, the one that gets on furthest.
     """
     above, costs = np.full(width + 1, _INFINITE, np.int32), np.full(width + 1, _INFINITE, np.int32)
+    token_costs = np.empty(width, np.int32)
+    for j in range(width):
+        token_costs[j] = _token_cost(tokens[token + j], kind)
     best, end, end_token = _INFINITE, 0, 0
     for i in range(height + 1):
         first, last = max(0, i - high), min(width, i - low)
+        symbol, cover, skip, skip_in_unknown = -2, 0, 0, 0
+        if i > 0:
+            symbol = text[at + i - 1]
+            cover = _cover_cost(symbol, kind, in_vocabulary)
+            skip, skip_in_unknown = _skip_costs(text, at + i - 1, kind, in_vocabulary)
         costs[:] = _INFINITE
         for j in range(first, last + 1):
-            cheapest, step = _INFINITE, 0
-            if i == 0 and j == 0:
-                cheapest = 0
-            if i > 0 and j > 0 and above[j - 1] < _INFINITE:
-                price = _match_cost(text, at + i - 1, tokens[token + j - 1], kind, in_vocabulary)
-                if above[j - 1] + price < cheapest:
-                    cheapest, step = above[j - 1] + price, _MATCH
-            if i > 0 and above[j] < _INFINITE:
-                price = _skip_cost(text, at + i - 1, tokens, token + j, kind, in_vocabulary)
-                if above[j] + price < cheapest:
-                    cheapest, step = above[j] + price, _SKIP_TEXT
-            if j > first and costs[j - 1] < _INFINITE:
-                price = _token_cost(tokens[token + j - 1], kind)
-                if costs[j - 1] + price < cheapest:
-                    cheapest, step = costs[j - 1] + price, _SKIP_TOKEN
+            cheapest, step = (0, 0) if i == 0 and j == 0 else (_INFINITE, 0)
+            other = tokens[token + j - 1] if token + j > 0 else -2
+            if i > 0 and j > 0 and other in (symbol, UNKNOWN_TOKEN):
+                price = above[j - 1] + (cover if other == UNKNOWN_TOKEN else 0)
+                if price < cheapest:
+                    cheapest, step = price, _MATCH
+            if i > 0:
+                price = above[j] + (skip_in_unknown if other == UNKNOWN_TOKEN else skip)
+                if price < cheapest:
+                    cheapest, step = price, _SKIP_TEXT
+            if j > first:
+                price = costs[j - 1] + token_costs[j - 1]
+                if price < cheapest:
+                    cheapest, step = price, _SKIP_TOKEN
             costs[j] = cheapest
             steps[i, j] = step
             is_end = (more_text and i == height) or (more_tokens and j == width) or (i == height and j == width)
@@ -156,13 +163,6 @@ def _fill(  # type: ignore[no-untyped-def]
                 best, end, end_token = cheapest, i, j
         above, costs = costs, above
     return end, end_token, best
-
-
-@numba.njit(nogil=True, cache=True)
-def _match_cost(text, at, symbol, kind, in_vocabulary):  # type: ignore[no-untyped-def]
-    if symbol == UNKNOWN_TOKEN:
-        return _cover_cost(text[at], kind, in_vocabulary)
-    return 0 if text[at] == symbol else _INFINITE
 
 
 @numba.njit(nogil=True, cache=True)
@@ -174,14 +174,12 @@ def _cover_cost(symbol, kind, in_vocabulary):  # type: ignore[no-untyped-def]
 
 
 @numba.njit(nogil=True, cache=True)
-def _skip_cost(text, at, tokens, token, kind, in_vocabulary):  # type: ignore[no-untyped-def]
-    """For a symbol of the text that no symbol of the tokens is matched with, between ``token - 1`` and ``token``."""
+def _skip_costs(text, at, kind, in_vocabulary):  # type: ignore[no-untyped-def]
+    """For a symbol of the text that no symbol of the tokens is matched with: after a known token, after an unknown."""
     if kind[text[at]] != SIGNIFICANT:
-        return 1
-    if token == 0 or tokens[token - 1] != UNKNOWN_TOKEN:
-        return _WRONG
+        return 1, 1
     after_space = at > 0 and kind[text[at - 1]] == SPACE
-    return _cover_cost(text[at], kind, in_vocabulary) + 8 * after_space
+    return _WRONG, _cover_cost(text[at], kind, in_vocabulary) + 8 * after_space
 
 
 @numba.njit(nogil=True, cache=True)
@@ -194,10 +192,10 @@ def _trace(steps, end, end_token, low, high, height, width, tokens, token):  # t
     """Turn the steps on the way round, into steps out of each place.
 
     Returns:
-        (whether the way keeps off the band's edges, the number of matches after the last unknown token on it).
+        (whether the way keeps off the band's edges, the number of matches with known tokens on it).
     """
-    i, j, after = end, end_token, 0
-    inside, is_sure, sure = True, True, 0
+    i, j, after, sure = end, end_token, 0, 0
+    inside = True
     while True:
         inside &= (i - j > low or i == 0 or j == width) and (i - j < high or j == 0 or i == height)
         step = steps[i, j]
@@ -205,8 +203,7 @@ def _trace(steps, end, end_token, low, high, height, width, tokens, token):  # t
         after = step
         if step == 0:
             return inside, sure
-        is_sure &= token + j == 0 or tokens[token + j - 1] != UNKNOWN_TOKEN
-        sure += is_sure and step == _MATCH
+        sure += step == _MATCH and tokens[token + j - 1] != UNKNOWN_TOKEN
         i -= step != _SKIP_TOKEN
         j -= step != _SKIP_TEXT
 
@@ -219,11 +216,14 @@ def _follow(text, at, tokens, token, kind, in_vocabulary, covers, steps, limit):
         step = steps[i, j]
         here = at + i
         if step == _MATCH:
-            cost += _match_cost(text, here, tokens[token + j], kind, in_vocabulary)
+            if tokens[token + j] == UNKNOWN_TOKEN:
+                cost += _cover_cost(text[here], kind, in_vocabulary)
             covers[token + j] = here
         elif step == _SKIP_TEXT:
-            cost += _skip_cost(text, here, tokens, token + j, kind, in_vocabulary)
-            if kind[text[here]] == SIGNIFICANT and token + j > 0 and tokens[token + j - 1] == UNKNOWN_TOKEN:
+            in_unknown = token + j > 0 and tokens[token + j - 1] == UNKNOWN_TOKEN
+            skip, skip_in_unknown = _skip_costs(text, here, kind, in_vocabulary)
+            cost += skip_in_unknown if in_unknown else skip
+            if in_unknown and kind[text[here]] == SIGNIFICANT:
                 covers[token + j - 1] = here
         else:
             cost += _token_cost(tokens[token + j], kind)

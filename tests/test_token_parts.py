@@ -7,12 +7,13 @@ from pathlib import Path
 import numpy as np
 from builders import build_bytelevel_tokenizer
 
+from logitstore.byte_ends import Proof
 from logitstore.documents import Document, Segment
 from logitstore.staging import upload
 from logitstore.storage import open_storage
 from logitstore.store import Store
 from logitstore.token_parts import read_tokens, stage_tokens, tokens_template
-from logitstore.tokenizer import Tokenizer
+from logitstore.tokenizer import TokenizedDocument, Tokenizer
 
 
 def test_tokens_template_ignores_chat_templates_where_there_are_no_chats(tmp_path: Path) -> None:
@@ -33,3 +34,16 @@ def test_tokens_part_reads_back_with_positions_restarting_at_each_document(tmp_p
     np.testing.assert_array_equal(block.positions(), np.concatenate([np.arange(len(d.ids)) for d in documents]))
     assert block.byte_lengths.sum() == len("one twodrei")
     assert block.exact.all()
+
+
+def test_tokens_part_keeps_what_proves_each_document(tmp_path: Path) -> None:
+    tokens = [
+        TokenizedDocument(np.array([5], np.int32), np.array([length], np.int32), proof)
+        for length, proof in enumerate(Proof)
+    ]
+    part = stage_tokens(tokens)
+    storage = open_storage(str(tmp_path / "store"))
+    upload(storage, part)
+    block = read_tokens(Store(storage).part(part.digest))
+    assert (block.proof.dtype, block.proof.tolist()) == (np.int8, [Proof.NONE, Proof.BYTES, Proof.CHARACTERS])
+    assert block.exact.tolist() == [False, True, True]
