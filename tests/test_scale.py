@@ -55,7 +55,7 @@ def test_epoch_reads_pages_once_and_data_in_ranges_and_nothing_else(small, monke
     data = TrainingData.open(store, store.dataset("mixed"), student, selection="topk")
     used = {data._tokens.id: data._tokens}
     for teacher in data.teachers:
-        used |= {column.id: column for column in (teacher.sparse, teacher.scalars, teacher.alignment)}
+        used |= {column.id: column for column in (teacher.sparse, teacher.scalars, teacher.alignment, teacher.tokens)}
     wanted: Counter[str] = Counter()
     for column in used.values():
         for part in (small.store.part(column.cells[block].part) for block in data.train_blocks):
