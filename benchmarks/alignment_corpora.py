@@ -26,6 +26,7 @@ LONG = "1 MB documents"
 _LONG_SIZE = 1_000_000
 _PIECE = 3000
 """Characters of a document, about."""
+_SENTENCES = 8
 _MESSAGE = re.compile(r'^msgstr(?:\[\d\])? ((?:".*"\n)+)', re.MULTILINE)
 
 
@@ -90,13 +91,11 @@ def _numbers(draw: random.Random) -> Iterator[str]:
 
 
 def _chinese(_: random.Random) -> Iterator[str]:
-    yield from _translations("zh_Hans", "zh_Hant")
-    yield from _names("zh_CN", "zh_TW")
+    yield from _paragraphs([*_translations("zh_Hans", "zh_Hant"), *_names("zh_CN", "zh_TW")], "")
 
 
 def _arabic(_: random.Random) -> Iterator[str]:
-    yield from _translations("ar", "ar_DZ")
-    yield from _names("ar")
+    yield from _paragraphs([*_translations("ar", "ar_DZ"), *_names("ar")], " ")
 
 
 def _emoji(draw: random.Random) -> Iterator[str]:
@@ -179,6 +178,13 @@ def _translations(*languages: str) -> Iterator[str]:
                 if text and text not in seen and not text.startswith("Project-Id-Version"):
                     seen.add(text)
                     yield text + "\n"
+
+
+def _paragraphs(lines: list[str], between: str) -> Iterator[str]:
+    """Some lines of everywhere in one, as prose has them."""
+    shuffled = sorted(lines, key=_digest)
+    for begin in range(0, len(shuffled), _SENTENCES):
+        yield between.join(line.rstrip("\n") for line in shuffled[begin : begin + _SENTENCES]) + "\n"
 
 
 def _names(*languages: str) -> Iterator[str]:

@@ -102,11 +102,10 @@ def judge(
 
 def _is_of_text(tokenizer: BenchTokenizer, block: TokenBlock) -> np.ndarray:
     """bool [T]: all but special tokens, and white space that the tokenizer puts where there is none."""
-    is_of_text = ~np.isin(block.ids, sorted(tokenizer.ours.special_ids))
-    if tokenizer.pieces is not None:
-        spaces = [index for index, piece in enumerate(tokenizer.pieces) if piece is not None and not piece.strip()]
-        is_of_text &= (block.byte_lengths > 0) | ~np.isin(block.ids, spaces)
-    return is_of_text
+    spelled: Sequence[bytes | str | None] = tokenizer.spelled or tokenizer.pieces or ()
+    spaces = [index for index, data in enumerate(spelled) if data is not None and not data.strip()]
+    is_special = np.isin(block.ids, sorted(tokenizer.ours.special_ids))
+    return ~is_special & ((block.byte_lengths > 0) | ~np.isin(block.ids, spaces))
 
 
 def _with_what_shares(tokenizer: BenchTokenizer, block: TokenBlock, spans: np.ndarray) -> np.ndarray:

@@ -21,6 +21,7 @@ from logitstore.alignment import align
 from logitstore.token_parts import TokenBlock
 
 PIECE_TOKENS = 2048
+_PIECES_IN_BLOCK = 100
 _SECONDS_EACH = 20.0
 """After so long, a rival is not run again."""
 
@@ -89,10 +90,11 @@ def _race_ours(
     pieces: Sequence[str],
     blocks: list[tuple[TokenBlock, TokenBlock]],
 ) -> list[Raced]:
-    """All pieces in one block, as they are in a store, so that one call is shared among them."""
-    joined = (cut(teacher, pieces), cut(student, pieces))
+    """Many pieces in one block, as in a store, so that they share one call."""
+    many = list(pieces) * (1 + _PIECES_IN_BLOCK // len(pieces))
+    joined = (cut(teacher, many), cut(student, many))
     coverage = align(*joined).statistics.coverage
-    repeats = 100
+    repeats = 20
 
     def kernel() -> None:
         for _ in range(repeats):
@@ -103,7 +105,7 @@ def _race_ours(
             for tokenizer, tokens in zip((teacher, student), block, strict=True):
                 tokenizer.ours.byte_ends(tokens.ids[tokens.byte_lengths > 0], piece)
 
-    alone = seconds_of(kernel) / repeats / len(pieces)
+    alone = seconds_of(kernel) / repeats / len(many)
     proving = seconds_of(proof) / len(pieces)
     return [
         Raced("logitstore", alone, coverage),
@@ -134,7 +136,7 @@ def _race_rival(
         ends = [
             np.concatenate([[0], np.cumsum(block.byte_lengths[keep])]) for block, keep in zip((a, b), kept, strict=True)
         ]
-        num_right += _num_right(np.array(pairs), *ends)
+        num_right += _num_right(np.array(pairs, np.int64).reshape(-1, 4), *ends)
         num_tokens += len(spellings[1])
         if sum(taken) > _SECONDS_EACH:
             break

@@ -1,16 +1,20 @@
 """How others align two tokenisations of a text, re-implemented from reading: the shape of the work, none of the code.
 
 Both take the tokens as their tokenizers spell them and return pairs of token ranges. Both are plain Python, as theirs
-are, with lists where theirs have NumPy scalars, which are slower.
+are. NeMo-RL keeps the scores of its dynamic programme in a NumPy array, whose single elements are slow to read; it is
+measured so, and with lists as well.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
 
 Ranges = list[tuple[int, int, int, int]]
-"""Of each pair: begin and end among the teacher's tokens, begin and end among the student's; either may be empty."""
+"""Of each pair: begin and end among the teacher's tokens, begin and end among the student's."""
 _MATCH, _GAP, _PER_JOINED, _MOST_JOINED, _ANCHOR = 3.0, -1.5, 1.5, 4, 3
 _PAIR, _TEACHER_GAP, _STUDENT_GAP, _JOIN_TEACHER, _JOIN_STUDENT = 0, 1, 2, 10, 20
 
@@ -21,14 +25,16 @@ class StringDP:
 
     Spellings are canonicalised; runs of three tokens that occur once on both sides are anchors; between them
     Needleman-Wunsch scores equal tokens +3, others -3, gaps -1.5, and one token against two to four joined ones +1.5
-    each. Neighbouring pairs that do not match become one pair.
+    each. Pairs that do not match are left out, as its losses leave them out.
 
     Attributes:
         canonicalise: makes spellings comparable: (tokens) -> (strings, the range of tokens that each is of).
+        zeros: makes the table of scores, of so many rows and columns: ``list_table`` or ``array_table``.
     """
 
     name: str
     canonicalise: Callable[[Sequence[str]], tuple[list[str], list[tuple[int, int]]]]
+    zeros: Callable[[int, int], Any]
 
     def align(self, teacher: Sequence[str], student: Sequence[str]) -> Ranges:
         """Pairs of ranges of the tokens ``teacher`` and ``student``, in order."""
@@ -37,13 +43,13 @@ class StringDP:
         pairs: Ranges = []
         begin_left = begin_right = 0
         for i, j in [*_anchors(left, right), (len(left), len(right))]:
-            between = _needleman_wunsch(left[begin_left:i], right[begin_right:j])
+            between = _needleman_wunsch(left[begin_left:i], right[begin_right:j], self.zeros)
             pairs += [(a + begin_left, b + begin_left, c + begin_right, d + begin_right) for a, b, c, d in between]
             if i < len(left):
                 pairs += [(i + k, i + k + 1, j + k, j + k + 1) for k in range(_ANCHOR)]
             begin_left, begin_right = i + _ANCHOR, j + _ANCHOR
-        pairs = _merge_mismatches(pairs, left, right)
-        return [(*_outer(left_of, a, b), *_outer(right_of, c, d)) for a, b, c, d in pairs]
+        pairs = [pair for pair in pairs if "".join(left[pair[0] : pair[1]]) == "".join(right[pair[2] : pair[3]])]
+        return [(left_of[a][0], left_of[b - 1][1], right_of[c][0], right_of[d - 1][1]) for a, b, c, d in pairs]
 
 
 @dataclass(frozen=True)
@@ -170,15 +176,25 @@ def _single_runs(strings: list[str]) -> dict[tuple[str, ...], int]:
     return places
 
 
-def _needleman_wunsch(left: list[str], right: list[str]) -> Ranges:
+def list_table(num_rows: int, num_columns: int) -> list[list[float]]:
+    return [[0.0] * num_columns for _ in range(num_rows)]
+
+
+def array_table(num_rows: int, num_columns: int) -> np.ndarray:
+    return np.zeros((num_rows, num_columns), np.float32)
+
+
+def _needleman_wunsch(left: list[str], right: list[str], zeros: Callable[[int, int], Any]) -> Ranges:
     """Best pairing of two lists of strings, in which one may stand for two to four joined ones of the other."""
     joins_left, joins_right = _joins(left), _joins(right)
-    scores = [[_GAP * j for j in range(len(right) + 1)]]
-    moves = [bytearray([0] + [_STUDENT_GAP] * len(right))]
+    scores = zeros(len(left) + 1, len(right) + 1)
+    moves = [bytearray(len(right) + 1) for _ in range(len(left) + 1)]
     for i in range(1, len(left) + 1):
-        one, before = left[i - 1], scores[i - 1]
-        row, move = [_GAP * i], bytearray(len(right) + 1)
-        move[0] = _TEACHER_GAP
+        scores[i][0], moves[i][0] = _GAP * i, _TEACHER_GAP
+    for j in range(1, len(right) + 1):
+        scores[0][j], moves[0][j] = _GAP * j, _STUDENT_GAP
+    for i in range(1, len(left) + 1):
+        one, before, row, move = left[i - 1], scores[i - 1], scores[i], moves[i]
         for j in range(1, len(right) + 1):
             other = right[j - 1]
             best, step = before[j - 1] + (_MATCH if one == other else -_MATCH), _PAIR
@@ -196,10 +212,7 @@ def _needleman_wunsch(left: list[str], right: list[str]) -> Ranges:
                     score = scores[i - count][j - 1] + _PER_JOINED * count
                     if score > best:
                         best, step = score, _JOIN_TEACHER + count
-            row.append(best)
-            move[j] = step
-        scores.append(row)
-        moves.append(move)
+            row[j], move[j] = best, step
     return _trace(moves)
 
 
@@ -228,26 +241,3 @@ def _advance(step: int) -> tuple[int, int]:
     if step > _JOIN_TEACHER:
         return step - _JOIN_TEACHER, 1
     return int(step != _STUDENT_GAP), int(step != _TEACHER_GAP)
-
-
-def _merge_mismatches(pairs: Ranges, left: list[str], right: list[str]) -> Ranges:
-    """Runs of pairs whose strings differ become one pair each, which may match as a whole."""
-    merged: Ranges = []
-    was_wrong = False
-    for a, b, c, d in pairs:
-        is_wrong = "".join(left[a:b]) != "".join(right[c:d])
-        if is_wrong and was_wrong:
-            first = merged[-1]
-            merged[-1] = (first[0], b, first[2], d)
-        else:
-            merged.append((a, b, c, d))
-        was_wrong = is_wrong
-    return merged
-
-
-def _outer(ranges: list[tuple[int, int]], begin: int, end: int) -> tuple[int, int]:
-    """Tokens that the strings ``begin`` to ``end`` are of."""
-    if begin == end:
-        edge = ranges[begin][0] if begin < len(ranges) else (ranges[-1][1] if ranges else 0)
-        return edge, edge
-    return ranges[begin][0], ranges[end - 1][1]

@@ -25,7 +25,7 @@ from alignment_end_to_end import EndToEnd, measure_end_to_end
 from alignment_judging import cut, judge
 from alignment_measures import Raced, kernel_rate, pieces_of, race
 from alignment_report import NOTES, Pair, corpora_table, end_to_end_table, goals_of, pairs_table, race_table
-from alignment_rivals import StringDP, TwoPointer, canonical_spellings, decoded_spellings
+from alignment_rivals import StringDP, TwoPointer, array_table, canonical_spellings, decoded_spellings, list_table
 from alignment_tokenizers import NAMES, BenchTokenizer, byte_alphabet, load_tokenizer
 
 from logitstore.token_parts import TokenBlock
@@ -51,7 +51,7 @@ class Scale:
 
 
 QUICK = Scale(
-    size=20_000, end_to_end_bytes=100_000, num_pieces=1, vocab_size=1024, corpora=("English", "Chinese", LONG)
+    size=20_000, end_to_end_bytes=100_000, num_pieces=1, vocab_size=4096, corpora=("English", "Chinese", LONG)
 )
 
 
@@ -88,8 +88,9 @@ def measure_races(teacher: str, student: str, scale: Scale, build: Path) -> dict
     sides = [load_tokenizer(name, build, scale.vocab_size) for name in (teacher, student)]
     alphabet = byte_alphabet()
     rivals = (
-        StringDP("string DP (NeMo-RL)", canonical_spellings),
-        StringDP("the same, ByteLevel read", decoded_spellings(alphabet)),
+        StringDP("string DP (NeMo-RL)", canonical_spellings, array_table),
+        StringDP("in lists", canonical_spellings, list_table),
+        StringDP("in lists, ByteLevel read", decoded_spellings(alphabet), list_table),
         TwoPointer("two-pointer (TRL)", alphabet),
     )
     found = {}
