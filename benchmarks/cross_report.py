@@ -54,8 +54,10 @@ def report(study: Study, bits: dict[Arm, list[float]], teachers: dict[str, float
     """Args: ``bits`` are held-out bits per byte by arm, seed by seed; ``teachers`` those of the teachers."""
     text = np.array(bits[TEXT])
     gain = text - np.array(bits[REFERENCE])
-    rows = [("objective", "rows", "bits per byte", "gain over text alone", "share of the same-tokenizer gain")]
-    rows.append(("---", "---", "---:", "---:", "---:"))
+    rows = [
+        ("objective", "weights", "rows", "bits per byte", "gain over text alone", "share of the same-tokenizer gain")
+    ]
+    rows.append(("---", "---", "---", "---:", "---:", "---:"))
     shares: dict[Arm, Interval] = {}
     for arm, found in sorted(
         bits.items(), key=lambda item: (item[0] is not TEXT, item[0] is not REFERENCE, np.mean(item[1]))
@@ -66,7 +68,7 @@ def report(study: Study, bits: dict[Arm, list[float]], teachers: dict[str, float
         if arm not in (TEXT, REFERENCE):
             shares[arm] = ratio_interval(gains, gain)
             cells[1] = _spelled(Interval(*(100 * each for each in shares[arm])), ".0f")
-        rows.append((arm.name, arm.selection if arm.teacher else "", f"{np.mean(found):.4f}", *cells))
+        rows.append((arm.name, arm.objective, arm.selection if arm.teacher else "", f"{np.mean(found):.4f}", *cells))
     table = "\n".join("| " + " | ".join(row) + " |" for row in rows)
     return "\n\n".join([_describe(study, teachers), table, _goal(shares)])
 
@@ -77,8 +79,8 @@ def _describe(study: Study, teachers: dict[str, float]) -> str:
         {sizes.num_seeds} students of width {sizes.student_width} from random weights, each trained on
         {sizes.student_steps * sizes.student_batch:,} tokens of a vocabulary of {sizes.student_vocabulary:,} under each
         objective; a seed has the same weights, tokens and order under all. Gains are paired by seed; brackets are 95 %
-        confidence intervals (Student's t, n = {sizes.num_seeds}; of shares, Fieller's). Objectives weigh 0.9 beside 0.1
-        of cross-entropy. Bits per byte are of documents that neither students nor teachers nor tokenizers saw."""
+        confidence intervals (Student's t, n = {sizes.num_seeds}; of shares, Fieller's). Bits per byte are of documents
+        that neither students nor teachers nor tokenizers saw."""
     both = f"""
         Both teachers have width {sizes.teacher_width} and learned from the same documents. The one of the student's
         tokenizer (a byte-fallback BPE, {rates["student"]:.3f} tokens a byte) saw {sizes.teacher_tokens:,} tokens and

@@ -7,44 +7,48 @@ from dataclasses import dataclass
 from typing import Any
 
 from commands import logitstore_json
-from cross_setup import DATASET, OTHER, SAME, SEQUENCE, Study
-
-WEIGHTS = "{}:0.9,ce:0.1"
-"""Every objective replaces nine tenths of the text's share, as the demo's."""
+from cross_setup import DATASET, OTHER, SAME, SEQUENCE, Study, initial_student
 
 
 @dataclass(frozen=True, kw_only=True)
 class Arm:
     """What a student is trained on."""
 
-    name: str
     term: str
     """Of ``--objective``."""
+    weights: str = "{}:0.9,ce:0.1"
+    """Of the objective: a divergence of distributions replaces nine tenths of the text's share."""
     teacher: str | None = None
     selection: str = "threshold"
     """The stored rows that it reads."""
 
     @property
+    def name(self) -> str:
+        if self.teacher is None:
+            return "text alone"
+        return f"`{self.term}`, the student's tokenizer" if self.teacher == SAME else f"`{self.term}`"
+
+    @property
     def objective(self) -> str:
-        return "ce" if self.teacher is None else WEIGHTS.format(self.term)
+        return self.weights.format(self.term)
 
     @property
     def slug(self) -> str:
         return "-".join(filter(None, (self.term, self.teacher, self.selection if self.teacher else "")))
 
 
-TEXT = Arm(name="text alone", term="ce")
-REFERENCE = Arm(name="`kl`, the student's tokenizer", term="kl", teacher=SAME)
+TEXT = Arm(term="ce", weights="{}:1")
+REFERENCE = Arm(term="kl", teacher=SAME)
 CROSS = (
-    Arm(name="`kl`", term="kl", teacher=OTHER),
-    Arm(name="`projected_kl`", term="projected_kl", teacher=OTHER),
-    Arm(name="`projected_kl`, top-k", term="projected_kl", teacher=OTHER, selection="topk"),
-    Arm(name="`first_byte_kl`", term="first_byte_kl", teacher=OTHER),
-    Arm(name="`chunk_likelihood`", term="chunk_likelihood", teacher=OTHER),
-    Arm(name="`gold`", term="gold", teacher=OTHER, selection="topk"),
-    Arm(name="`uld`", term="uld", teacher=OTHER, selection="topk"),
-    Arm(name="`xtoken_pkl`", term="xtoken_pkl", teacher=OTHER, selection="topk"),
-    Arm(name="`xtoken_hkl`", term="xtoken_hkl", teacher=OTHER, selection="topk"),
+    Arm(term="projected_kl", teacher=OTHER),
+    Arm(term="projected_kl", teacher=OTHER, selection="topk"),
+    Arm(term="first_byte_kl", teacher=OTHER),
+    # One number for a chunk, with a gradient of order 1 / tau; and no distribution, so that the text stays.
+    Arm(term="chunk_likelihood", teacher=OTHER, weights="{}:100,ce:1"),
+    Arm(term="gold", teacher=OTHER, selection="topk"),
+    Arm(term="uld", teacher=OTHER, selection="topk", weights="{}:1.5,ce:1"),  # as its paper weighs them
+    Arm(term="xtoken_pkl", teacher=OTHER, selection="topk"),
+    Arm(term="xtoken_hkl", teacher=OTHER, selection="topk"),
 )
 ARMS = (TEXT, REFERENCE, *CROSS)
 
@@ -68,7 +72,7 @@ def _train(study: Study, arm: Arm, seed: int) -> dict[str, Any]:
     teacher = ["--teacher-weights", f"{arm.teacher}=1", "--selection", arm.selection] if arm.teacher else []
     report = logitstore_json(
         "train", study.store, "--dataset", DATASET, "--output", str(output),
-        "--student", str(study.path(f"student-init-{seed}")), "--objective", arm.objective, *teacher,
+        "--student", str(initial_student(study, seed)), "--objective", arm.objective, *teacher,
         "--lr", str(sizes.student_lr), "--max-steps", str(sizes.student_steps), "--warmup-steps", "20",
         "--batch-tokens", str(sizes.student_batch), "--seq-length", str(SEQUENCE), "--seed", str(seed),
         "--threads", "1", "--log-every", "50", "--save-every", "100000",

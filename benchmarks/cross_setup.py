@@ -106,9 +106,19 @@ def _make_text(study: Study) -> dict[str, Any]:
     sizes = study.sizes
     for name, tokenizer in ((SAME, "student-tokenizer"), (OTHER, "teacher-tokenizer")):
         _initialise(study, f"{name}-init", tokenizer, 0, sizes.teacher_width, 4)
-    for seed in range(1, sizes.num_seeds + 1):
-        _initialise(study, f"student-init-{seed}", "student-tokenizer", seed, sizes.student_width, 2)
     return {"num_documents": len(texts), "version": library.open(study.store).dataset(DATASET).number}
+
+
+def initial_student(study: Study, seed: int) -> Path:
+    """Folder of the model that the students of a seed begin from; made unless it is there."""
+    name = f"student-init-{seed}"
+
+    def make() -> dict[str, Any]:
+        _initialise(study, name, "student-tokenizer", seed, study.sizes.student_width, 2)
+        return {}
+
+    study.once(name, make)
+    return study.path(name)
 
 
 def _initialise(study: Study, name: str, tokenizer: str, seed: int, width: int, num_layers: int) -> None:

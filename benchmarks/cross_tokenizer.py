@@ -22,7 +22,7 @@ from pathlib import Path
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from cross_report import report
-from cross_runs import ARMS, Arm, is_known, run
+from cross_runs import ARMS, REFERENCE, TEXT, Arm, is_known, run
 from cross_setup import OTHER, SAME, Sizes, Study, prepare_teacher, prepare_text
 
 BUILD = Path("build/cross-tokenizer")
@@ -38,7 +38,9 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="a smoke test: figures mean nothing")
     parser.add_argument("--processes", type=int, default=2, help="runs at once, of one thread each")
     parser.add_argument("--seeds", type=int, help="how many")
-    parser.add_argument("--only", nargs="*", metavar="TERM", help="train for these objectives only")
+    parser.add_argument(
+        "--only", nargs="*", metavar="TERM", help="besides text alone and the same tokenizer, these alone"
+    )
     arguments = parser.parse_args()
     sizes = _QUICK if arguments.quick else Sizes()
     study = Study(
@@ -47,7 +49,8 @@ def main() -> None:
     known = [arm for arm in ARMS if is_known(arm)]
     for name in sorted({arm.term for arm in ARMS if arm not in known}):
         print(f"{name}: this version of logitstore does not have it: left out")
-    asked = [arm for arm in known if not arguments.only or arm.term in arguments.only]
+    always = (TEXT, REFERENCE)
+    asked = [arm for arm in known if not arguments.only or arm in always or arm.term in arguments.only]
     with ProcessPoolExecutor(arguments.processes, get_context("spawn")) as processes:
         processes.submit(prepare_text, study).result()
         teachers = {name: processes.submit(prepare_teacher, study, name) for name in (SAME, OTHER)}
