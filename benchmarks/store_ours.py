@@ -21,7 +21,7 @@ from logitstore.staging import StagedPart, upload
 from logitstore.storage import open_storage
 from logitstore.text_parts import stage_text
 from logitstore.token_parts import stage_tokens
-from logitstore.tokenizer import TokenizedDocument
+from logitstore.tokenized_document import TokenizedDocument
 
 
 @dataclass(frozen=True)

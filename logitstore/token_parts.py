@@ -15,7 +15,8 @@ import numpy as np
 from logitstore.byte_ends import Proof
 from logitstore.parts import Part
 from logitstore.staging import ArrayToStore, StagedPart, stage
-from logitstore.tokenizer import TokenizedDocument, Tokenizer
+from logitstore.tokenized_document import TokenizedDocument
+from logitstore.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from logitstore.byte_ends import ByteEnds, Proof, weakest
+from logitstore.byte_ends import ByteEnds, weakest
 from logitstore.chat import RENDERING_DATE, ChatTemplate, RenderedChat
 from logitstore.cutting import Cutter, CutText
 from logitstore.digests import digest_bytes
 from logitstore.documents import Document
 from logitstore.errors import TokenizerError
 from logitstore.special_roles import SpecialRoles, find_end_of_turn, find_pad
+from logitstore.tokenized_document import TokenizedDocument, surround
 from logitstore.tokenizer_assets import decode_tokenizer, encode_tokenizer
 from logitstore.tokenizer_folder import (
     TokenizerFolder,
@@ -26,27 +26,6 @@ from logitstore.tokenizer_folder import (
 )
 
 RENDERING_VERSION = "1"
-
-
-@dataclass(frozen=True)
-class TokenizedDocument:
-    """A whole document's tokens.
-
-    Attributes:
-        ids: int32 [T].
-        byte_lengths: int32 [T], canonical bytes that each token newly covers: 0 for BOS, EOS and what a chat template
-            writes. They sum up to the document's bytes.
-        proof: what proves the lengths; without proof they are estimated, and only their sum is certain.
-    """
-
-    ids: np.ndarray
-    byte_lengths: np.ndarray
-    proof: Proof
-
-    @property
-    def exact(self) -> bool:
-        """Whether the lengths are proven, by whatever."""
-        return self.proof is not Proof.NONE
 
 
 class Tokenizer:
@@ -265,7 +244,7 @@ class Tokenizer:
     def _tokenize_plain(self, documents: Sequence[Document]) -> list[TokenizedDocument]:
         cut = self._cutter.cut([document.text for document in documents])
         return [
-            _finish(document, tokens, self.bos_ids, self.eos_ids)
+            surround(document, tokens, self.bos_ids, self.eos_ids)
             for document, tokens in zip(documents, cut, strict=True)
         ]
 
@@ -291,7 +270,7 @@ class Tokenizer:
         lengths = chat.content_lengths(tokens.byte_lengths)
         has_bos = tokens.ids[: len(self.bos_ids)].tolist() == list(self.bos_ids)
         in_content = CutText(tokens.ids, lengths, weakest([tokens.proof, chat.proof]))
-        return _finish(document, in_content, () if has_bos else self.bos_ids, ())
+        return surround(document, in_content, () if has_bos else self.bos_ids, ())
 
 
 def _named_ids(cutter: Cutter, folder: TokenizerFolder, name: str) -> list[int]:
@@ -312,17 +291,3 @@ def _check_rendering(rendering: Mapping[str, Any], template: bytes | None) -> No
     digest = None if template is None else digest_bytes(template)
     if digest != rendering["template"]:
         raise TokenizerError(f"chat template: expected digest {rendering['template']}, found {digest}: run verify")
-
-
-def _finish(document: Document, tokens: CutText, before: Sequence[int], after: Sequence[int]) -> TokenizedDocument:
-    """Surround a document's tokens, and see that their lengths sum up to its bytes."""
-    ids = np.concatenate([before, tokens.ids, after]).astype(np.int32)
-    lengths = np.pad(tokens.byte_lengths, (len(before), len(after)))
-    missing = document.num_bytes - int(lengths.sum())
-    if missing:
-        # A text that is normalised away, to nothing: its bytes go to the last token, such as EOS.
-        if len(ids) == 0:
-            where = document.source or "a document"
-            raise TokenizerError(f"{where}: the tokenizer makes no tokens of {document.text[:40]!r}: leave it out")
-        lengths[-1] += missing
-    return TokenizedDocument(ids, lengths, Proof.NONE if missing else tokens.proof)

@@ -16,7 +16,8 @@ from logitstore.hub import load_tokenizer
 from logitstore.producer.request import ProduceConfig, TeacherRequest
 from logitstore.producer.run import ProduceReport, produce
 from logitstore.store import Store
-from logitstore.tokenizer import TokenizedDocument, Tokenizer
+from logitstore.tokenized_document import TokenizedDocument
+from logitstore.tokenizer import Tokenizer
 
 _SECONDS = 60.0
 """How long a test waits before it fails."""

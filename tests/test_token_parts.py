@@ -13,7 +13,8 @@ from logitstore.staging import upload
 from logitstore.storage import open_storage
 from logitstore.store import Store
 from logitstore.token_parts import read_tokens, stage_tokens, tokens_template
-from logitstore.tokenizer import TokenizedDocument, Tokenizer
+from logitstore.tokenized_document import TokenizedDocument
+from logitstore.tokenizer import Tokenizer
 
 
 def test_tokens_template_ignores_chat_templates_where_there_are_no_chats(tmp_path: Path) -> None:
