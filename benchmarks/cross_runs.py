@@ -43,8 +43,8 @@ CROSS = (
     Arm(term="projected_kl", teacher=OTHER),
     Arm(term="projected_kl", teacher=OTHER, selection="topk"),
     Arm(term="first_byte_kl", teacher=OTHER),
-    # One number for a chunk, with a gradient of order 1 / tau; and no distribution, so that the text stays.
-    Arm(term="chunk_likelihood", teacher=OTHER, weights="{}:100,ce:1"),
+    # One number for a chunk, and no distribution, so that the text stays. (The term is multiplied by tau already.)
+    Arm(term="chunk_likelihood", teacher=OTHER, weights="{}:1,ce:1"),
     Arm(term="gold", teacher=OTHER, selection="topk"),
     Arm(term="uld", teacher=OTHER, selection="topk", weights="{}:1.5,ce:1"),  # as its paper weighs them
     Arm(term="xtoken_pkl", teacher=OTHER, selection="topk"),
