@@ -77,6 +77,8 @@ class GoldRows:
     """[N, K] log masses of listed entries without a pair, in descending order; -inf is fill."""
     ceiling_N: Tensor
     """[N] log of what no unlisted entry exceeds."""
+    num_entries_N: Tensor
+    """[N] int64, entries of the row: so many of the student's ranks are compared, however wide the batch is."""
 
     def to(self, device: torch.device | str, *, non_blocking: bool = False) -> GoldRows:
         """The same rows on another device."""
@@ -84,6 +86,7 @@ class GoldRows:
             self.matched.to(device, non_blocking=non_blocking),
             self.unmatched_NK.to(device, non_blocking=non_blocking),
             self.ceiling_N.to(device, non_blocking=non_blocking),
+            self.num_entries_N.to(device, non_blocking=non_blocking),
         )
 
 
@@ -121,7 +124,8 @@ def gold_rows(
     unmatched_NK[:, 0] = -math.inf
     assert rows.log_rest_N is not None, "not sampled"
     ceiling_N = torch.minimum(_least(rows.log_masses_NK[:, 1:]), rows.log_rest_N)
-    return GoldRows(matched, unmatched_NK.sort(dim=-1, descending=True).values, ceiling_N)
+    num_entries_N = (rows.ids_NK >= 0).sum(-1)
+    return GoldRows(matched, unmatched_NK.sort(dim=-1, descending=True).values, ceiling_N, num_entries_N)
 
 
 def merge_realised(rows: TeacherRows, continuation_logp_N: Tensor) -> TeacherRows:
@@ -216,7 +220,8 @@ def unmatched_distance(rows: GoldRows, student: HeadOutputs) -> Tensor:
     num_entries = rows.unmatched_NK.shape[1]
     q_NM = _top_probabilities(student, num_entries)
     known_NM = torch.nn.functional.pad(rows.unmatched_NK, (0, q_NM.shape[1] - num_entries), value=-math.inf)
-    above_NM = (q_NM - rows.ceiling_N.exp()[:, None]).clamp(min=0.0)
+    is_rank_NM = torch.arange(q_NM.shape[1], device=q_NM.device) < rows.num_entries_N[:, None]
+    above_NM = (q_NM - rows.ceiling_N.exp()[:, None]).clamp(min=0.0) * is_rank_NM
     return torch.where(known_NM > -math.inf, (known_NM.exp() - q_NM).abs(), above_NM).sum(-1)
 
 
