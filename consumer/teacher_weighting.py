@@ -9,8 +9,8 @@
 | `select`   | all for the teacher that gave the text the highest log-prob, the first among equals |
 
 Scores are X-Token's (arXiv 2605.21699), but of a token instead of a batch, so that no share depends on how a batch is
-cut. Only teachers that speak of a token share it; ``static`` shares alone are as given, and what a silent teacher would
-have had goes to the text.
+cut. Only teachers that speak of a token share it; ``static`` shares alone are as given, as are all where no teacher
+speaks, and what a silent teacher would have had goes to the text.
 
 Shapes: N positions, M teachers.
 """
@@ -45,10 +45,10 @@ def teacher_shares(
     scores_NM = torch.stack([_score(teacher, weighting) for teacher in teachers], -1)
     scores_NM = scores_NM.masked_fill(~speaks_NM, -torch.inf)
     if weighting == "select":
-        is_best_NM = torch.nn.functional.one_hot(scores_NM.argmax(-1), len(teachers)).bool()
-        return list((is_best_NM & speaks_NM).float().unbind(-1))
-    logits_NM = (static_NM.log() + alpha * scores_NM).masked_fill(~speaks_NM, -torch.inf)
-    return list(logits_NM.softmax(-1).nan_to_num(0.0).unbind(-1))
+        shares_NM = torch.nn.functional.one_hot(scores_NM.argmax(-1), len(teachers)).float()
+    else:
+        shares_NM = (static_NM.log() + alpha * scores_NM).masked_fill(~speaks_NM, -torch.inf).softmax(-1)
+    return list(torch.where(speaks_NM.any(-1, keepdim=True), shares_NM, static_NM).unbind(-1))
 
 
 def _score(teacher: TeacherBatch, weighting: str) -> Tensor:
