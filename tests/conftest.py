@@ -12,6 +12,7 @@ import pytest
 from hypothesis import settings
 
 if TYPE_CHECKING:
+    from cross_store import CrossStore
     from small_store import SmallStore
 
 # Numba compiles within the first example, so no example has a deadline.
@@ -25,3 +26,11 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> SmallStore:
     from small_store import build_small_store  # torch only where it is needed
 
     return build_small_store(tmp_path_factory.mktemp("small"))
+
+
+@pytest.fixture(scope="session")
+def cross(tmp_path_factory: pytest.TempPathFactory) -> CrossStore:
+    """The store whose tokenizers disagree; tests must not change it, either."""
+    from cross_store import build_cross_store
+
+    return build_cross_store(tmp_path_factory.mktemp("cross"))
