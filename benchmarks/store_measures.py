@@ -142,7 +142,7 @@ def measure_all(teacher: TeacherRows, vocabulary: str) -> Iterator[Measured]:
     for layout in (distillkit_budget(size), distillkit_budget(size, best_fit=True)):
         yield measure_rival(layout, first(50))
     yield measure_ours(top_k(teacher, 50, 0.1), size, full_block_rows)
-    for step, tail in ((0.1, 1.6), (0.3, 4.0)):
+    for step, tail in ((0.1, 1.6), (0.25, 4.0), (0.3, 4.0)):
         yield measure_ours(top_k(teacher, 50, step, tail), size, full_block_rows)
     yield measure_rival(RandomSampling(), _draws(teacher), is_estimate=True)
     yield measure_ours(threshold(teacher, 0.1, sampled_logprobs=False), size, full_block_rows)
