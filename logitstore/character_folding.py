@@ -20,6 +20,7 @@ SIGNIFICANT, SPACE, MARK, CONTROL = range(4)
 
 _UNKNOWN = -1
 _METASPACE = "▁"  # how many vocabularies spell a space
+_REPLACEMENT = "\ufffd"  # BERT's normaliser drops it with the control characters
 
 
 class FoldTable:
@@ -76,7 +77,9 @@ def fold(character: str) -> str:
     """The symbols of a character: at least one."""
     if kind_of(character) == SPACE:
         return " "
-    decomposed = unicodedata.normalize("NFKD", unicodedata.normalize("NFKD", character).casefold())
+    # Marks stay marks: U+0345, a mark that normalisers drop as any other, would fold to a letter.
+    cases = (c if kind_of(c) == MARK else c.casefold() for c in unicodedata.normalize("NFKD", character))
+    decomposed = unicodedata.normalize("NFKD", "".join(cases))
     return "".join(" " if kind_of(symbol) == SPACE else symbol for symbol in decomposed)
 
 
@@ -95,6 +98,8 @@ def kind_of(character: str) -> int:
     category = unicodedata.category(character)
     if category[0] == "Z" or character.isspace() or character == _METASPACE:
         return SPACE
+    if character == _REPLACEMENT:
+        return CONTROL
     return {"M": MARK, "C": CONTROL}.get(category[0], SIGNIFICANT)
 
 

@@ -3,7 +3,8 @@
 A token ends after the last character of the text that it matched. What nobody matched belongs to the token after it
 (spaces that are dropped) or, a mark, to its base (accents that are dropped); the end of the text to the last token.
 Tokens that share one character (two tokens of what a normaliser makes of it) end together, unless it is itself in the
-tokens: then they end in it as their bytes do.
+tokens: then they end in it as their bytes do. So do tokens between which no place of the text is right: where one
+begins within a character and reaches beyond it, or among marks that the normaliser has sorted or composed.
 
 Shapes: T tokens, N characters of the text, C characters of the tokens, S symbols of the text, M symbols of the tokens,
 V ids.
@@ -124,32 +125,79 @@ def _lengths(  # type: ignore[no-untyped-def]
 ):
     """Byte lengths int32 [T], from the symbols of the text that the tokens' symbols cover [M]."""
     byte, character = _places(points, text_begins)
-    covered = np.zeros(len(points), np.bool_)
-    for at in covers:
-        if at >= 0:
-            covered[character[at]] = True
-    lengths = np.empty(len(token_ends), np.int32)
-    symbol = end = before = 0
+    covered, stops = _covered(points, character, token_points, token_begins, covers, kind)
+    reached = np.empty(len(token_ends), np.int64)
+    is_clean = np.ones(len(token_ends), np.bool_)
+    symbol = end = 0
     for token in range(len(token_ends)):
         while symbol < token_begins[token_ends[token]]:
             if covers[symbol] >= 0:
                 end = max(end, character[covers[symbol]] + 1)
             symbol += 1
+        is_clean[token] = not _goes_on(symbol, token, end - 1, covers, character, token_begins, token_ends)
         while 0 < end < len(points) and not covered[end] and kind[points[end]] == MARK:
             end += 1
-        reached = byte[end]
+        is_clean[token] &= stops[end]
+        reached[token] = byte[end]
         if inside[token] and covers[symbol] >= 0:
             whole = character[covers[symbol]]
             if points[whole] == token_points[token_ends[token]]:
-                reached = byte[whole] + inside[token]
+                reached[token] = byte[whole] + inside[token]
             else:
                 end = max(end, whole + 1)
-                reached = byte[end]
-        if token == len(token_ends) - 1:
-            reached = byte[-1]
-        lengths[token] = reached - before
-        before = reached
+                reached[token] = byte[end]
+    reached[-1] = byte[-1]
+    for token in range(len(token_ends) - 2, -1, -1):
+        if not is_clean[token]:
+            reached[token] = reached[token + 1]
+    lengths = np.empty(len(token_ends), np.int32)
+    before = 0
+    for token in range(len(token_ends)):
+        lengths[token] = reached[token] - before
+        before = reached[token]
     return lengths
+
+
+@numba.njit(nogil=True, cache=True)
+def _covered(points, character, token_points, token_begins, covers, kind):  # type: ignore[no-untyped-def]
+    """Which characters of the text tokens cover, bool [N], and where tokens may end, bool [N + 1].
+
+    Not among a letter and its marks unless all of them stand in the tokens as they are: normalisers sort and compose
+    marks, so that what is in two tokens need not be what is before and after any mark.
+    """
+    covered, is_same = np.zeros(len(points), np.bool_), np.zeros(len(points), np.bool_)
+    for index in range(len(token_points)):
+        for symbol in range(token_begins[index], token_begins[index + 1]):
+            if covers[symbol] >= 0:
+                n = character[covers[symbol]]
+                covered[n] = True
+                is_same[n] |= token_points[index] == points[n] or token_points[index] == UNKNOWN_TOKEN
+    stops = np.ones(len(points) + 1, np.bool_)
+    begin = 0
+    for n in range(1, len(points) + 1):
+        if n == len(points) or kind[points[n]] != MARK:
+            stops[begin + 1 : n] = np.all(is_same[begin:n])
+            begin = n
+    return covered, stops
+
+
+@numba.njit(nogil=True, cache=True)
+def _goes_on(symbol, token, last, covers, character, token_begins, token_ends):  # type: ignore[no-untyped-def]
+    """Whether a token that begins within the character ``last``, where ``token`` ends, reaches beyond it.
+
+    "ำ" is normalised to two characters, of which the second may begin a word.
+    """
+    shares = False
+    for following in range(token + 1, len(token_ends)):
+        while symbol < token_begins[token_ends[following]]:
+            if covers[symbol] >= 0:
+                if character[covers[symbol]] > last:
+                    return shares
+                shares = True
+            symbol += 1
+        if not shares:
+            return False
+    return False
 
 
 @numba.njit(nogil=True, cache=True)
