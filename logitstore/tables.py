@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Mapping
 from typing import Any
 
@@ -28,7 +29,7 @@ def write_table(columns: Mapping[str, pa.Array], header: Mapping[str, Any]) -> b
 
 
 class StoredTable:
-    """A table written by ``write_table``: a column is decoded when it is asked for.
+    """A table written by ``write_table``: a column is decoded when it is asked for, by whichever thread.
 
     Attributes:
         header: as it was written.
@@ -40,6 +41,8 @@ class StoredTable:
         Raises:
             DamageError: ``data`` is no such table.
         """
+        # A ParquetFile promises nothing to threads, and two reads of one have ended in a segmentation fault.
+        self._lock = threading.Lock()
         try:
             self._file = pq.ParquetFile(pa.BufferReader(data))
             self.header: dict[str, Any] = json.loads(self._file.schema_arrow.metadata[_HEADER])
@@ -75,7 +78,8 @@ class StoredTable:
 
     def _read(self, names: list[str] | None) -> pa.Table:
         try:
-            return self._file.read(names, use_threads=False).combine_chunks()
+            with self._lock:
+                return self._file.read(names, use_threads=False).combine_chunks()
         except _UNREADABLE as error:
             raise DamageError(f"not a readable table ({error})") from error
 
