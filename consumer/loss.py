@@ -12,7 +12,7 @@ from logitstore.consumer.objectives import Objective
 from logitstore.consumer.student import Student
 from logitstore.consumer.student_head import StudentHead
 from logitstore.consumer.teacher_columns import TeacherColumns
-from logitstore.consumer.teacher_weighting import teacher_shares
+from logitstore.consumer.teacher_weighting import require_scores, teacher_shares
 from logitstore.consumer.term_registry import make_term
 
 
@@ -40,6 +40,7 @@ class DistillationLoss:
     ) -> None:
         self.objective = objective
         self.teachers = teachers if objective.teacher_terms else ()
+        require_scores(self.teachers, objective.teacher_weighting)
         self._terms = [
             {name: make_term(name, objective, teacher, temperature, student) for name in objective.teacher_terms}
             for teacher in self.teachers

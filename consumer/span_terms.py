@@ -16,7 +16,6 @@ from logitstore.consumer.matching import TokenMatching
 from logitstore.consumer.student_head import StudentHead
 from logitstore.consumer.terms import Charge
 from logitstore.consumer.xtoken import reachable_rows, xtoken_pkl
-from logitstore.errors import ConfigError
 
 
 class ChunkLikelihood:
@@ -52,11 +51,7 @@ class ChunkLikelihood:
 
     def _boundaries(self, starts_N: Tensor, spans: SpanBatch, teacher: TeacherBatch) -> tuple[Tensor, Tensor]:
         """[C] log-mass of a boundary after each chunk, the teacher's and the student's; 0 where no token follows."""
-        if teacher.starts is None:
-            raise ConfigError(
-                "chunk_likelihood: a teacher has no scalars, which tell the mass of a boundary; produce with "
-                "--signals scalars,sparse, or train with --no-debias"
-            )
+        assert teacher.starts is not None, "checked by make_term"
         after_C = spans.following.clamp(min=0)
         is_known_C = (spans.following >= 0) & teacher.has_row[after_C]
         both = (starts.float()[after_C] for starts in (teacher.starts, starts_N))

@@ -21,7 +21,22 @@ import torch
 from torch import Tensor
 
 from logitstore.consumer.batches import TeacherBatch
+from logitstore.consumer.teacher_columns import TeacherColumns
 from logitstore.errors import ConfigError
+
+
+def require_scores(teachers: tuple[TeacherColumns, ...], weighting: str) -> None:
+    """Refuse a weighting whose scores are not stored, before anything is read.
+
+    Raises:
+        ConfigError: ``entropy`` without a teacher's scalars.
+    """
+    for teacher in teachers:
+        if weighting == "entropy" and teacher.scalars is None:
+            raise ConfigError(
+                f"--teacher-weighting entropy: teacher {teacher.name!r} has no scalars on every block; produce with "
+                "--signals scalars,sparse, or weigh by ce or max_prob"
+            )
 
 
 def teacher_shares(
@@ -34,9 +49,6 @@ def teacher_shares(
         weights: M, which sum to one.
         weighting: one of ``objectives.TEACHER_WEIGHTINGS``.
         alpha: how much scores count, >= 0; 0 leaves the weights.
-
-    Raises:
-        ConfigError: ``entropy`` without a teacher's scalars.
     """
     static_NM = torch.tensor(weights, device=teachers[0].has_row.device).expand(len(teachers[0].has_row), -1)
     if weighting == "static":
@@ -56,12 +68,10 @@ def _score(teacher: TeacherBatch, weighting: str) -> Tensor:
     if weighting == "max_prob":
         return teacher.top_logprob.exp()
     if weighting == "entropy":
-        if teacher.entropy is None:
-            raise ConfigError(
-                "--teacher-weighting entropy: a teacher's scalars are missing; produce with --signals scalars,sparse, "
-                "or weigh by ce or max_prob"
-            )
+        assert teacher.entropy is not None, "see require_scores"
         return -teacher.entropy
-    # What it gave to the whole of the student's token where that is known, else to what begins with it.
+    # What it gave to the whole of the student's token where that is known, else to what begins with it; not from the
+    # row if there is another way, for that is at the temperature of the objective.
     spans = teacher.spans
-    return torch.where(spans.is_single, spans.first + spans.continuation, teacher.rows.log_masses_NK[:, 0])
+    first_N = torch.where(spans.first.isfinite(), spans.first, teacher.rows.log_masses_NK[:, 0])
+    return torch.where(spans.is_single, first_N + spans.continuation, first_N)

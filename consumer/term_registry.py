@@ -37,6 +37,7 @@ def make_term(name: str, objective: Objective, teacher: TeacherColumns, temperat
     if name == "uld":
         return Uld(temperature)
     if name == "chunk_likelihood":
+        _require_chunks(teacher, objective.debias)
         head_rows, tokenizer = student.head.shape[0], student.tokenizer
         starts_1V = boundary_subset(tokenizer.token_bytes, tokenizer.special_ids, head_rows)
         return ChunkLikelihood(objective.tau, starts_1V.to(student.head.device), debias=objective.debias)
@@ -74,6 +75,16 @@ def _require_ranks(name: str, teacher: TeacherColumns) -> None:
         raise ConfigError(
             f"objective: {name} pairs tokens by rank, which teacher {teacher.name!r} has not stored "
             f"({selection_name(selection)}): produce with --select topk:64, say, or train on kl or chunk_likelihood"
+        )
+
+
+def _require_chunks(teacher: TeacherColumns, debias: bool) -> None:
+    if teacher.scalars is None and (debias or teacher.is_projected):
+        what = "the mass of a boundary" if debias else "the log-probs of the text, which rows over classes lack"
+        hint = "" if teacher.is_projected else ", or train with --no-debias"
+        raise ConfigError(
+            f"objective: chunk_likelihood needs {what}, and teacher {teacher.name!r} has no scalars on every block; "
+            f"produce with --signals scalars,sparse{hint}"
         )
 
 

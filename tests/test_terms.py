@@ -236,9 +236,21 @@ def test_train_refuses_them_in_one_line_before_anything_is_written(
 
 def test_chunks_without_scalars_are_compared_on_request_only(cross: CrossStore, tmp_path: Path) -> None:
     student, stream = cross.student(tmp_path, "rough"), cross.stream("rough")
+    whole = stream.data.teachers
+    bare = tuple(replace(teacher, scalars=None) for teacher in whole)
+    with pytest.raises(ConfigError, match=r"mass of a boundary, and teacher 'a' has no scalars.*--no-debias"):
+        DistillationLoss(objective_of("chunk_likelihood"), bare, 1.0, student)
     batch = stream.collate(next(iter(stream)))
-    bare = replace(batch, teachers=tuple(replace(teacher, starts=None) for teacher in batch.teachers))
-    with pytest.raises(ConfigError, match=r"scalars.*--no-debias"):
-        measured(student, stream, bare, objective_of("chunk_likelihood"), 1.0)
-    found, expected = (measured(student, stream, each, objective_of(BIASED), 1.0) for each in (bare, batch))
+    found, expected = (
+        DistillationLoss(objective_of(BIASED), each, 1.0, student)(student, batch) for each in (bare, whole)
+    )
     assert found.total.item() == expected.total.item()
+
+
+def test_chunks_are_not_compared_by_classes_alone(cross: CrossStore, tmp_path: Path) -> None:
+    student, stream = cross.student(tmp_path, "rough"), cross.stream("rough", dataset="whole", projected=True)
+    bare = tuple(replace(teacher, scalars=None) for teacher in stream.data.teachers)
+    with pytest.raises(
+        ConfigError, match=r"log-probs of the text, .*teacher 'a' has no scalars.*--signals scalars,sparse$"
+    ):
+        DistillationLoss(objective_of(BIASED), bare, 1.0, student)
