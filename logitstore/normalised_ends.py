@@ -176,7 +176,8 @@ def _covered(points, character, token_points, token_begins, covers, kind):  # ty
     begin = 0
     for n in range(1, len(points) + 1):
         if n == len(points) or kind[points[n]] != MARK:
-            stops[begin + 1 : n] = np.all(is_same[begin:n])
+            if n > begin + 1:
+                stops[begin + 1 : n] = np.all(is_same[begin:n])
             begin = n
     return covered, stops
 
