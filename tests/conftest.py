@@ -12,6 +12,8 @@ import pytest
 from hypothesis import settings
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from cross_store import CrossStore
     from small_store import SmallStore
 
@@ -34,3 +36,14 @@ def cross(tmp_path_factory: pytest.TempPathFactory) -> CrossStore:
     from cross_store import build_cross_store
 
     return build_cross_store(tmp_path_factory.mktemp("cross"))
+
+
+@pytest.fixture
+def settings_of_torch() -> Iterator[None]:
+    """Puts back what ``logitstore train`` sets for its process; left alone, later tests are many times slower."""
+    import torch
+
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
+    torch.use_deterministic_algorithms(False)

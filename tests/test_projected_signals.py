@@ -21,6 +21,8 @@ from logitstore.consumer.stream import Stream
 from logitstore.consumer.teacher_columns import TeacherColumns
 from logitstore.errors import ConfigError
 
+pytestmark = pytest.mark.usefixtures("settings_of_torch")
+
 
 def batches(cross: CrossStore) -> tuple[tuple[Stream, Batch], tuple[Stream, Batch]]:
     """The same tokens with the projected signal, and with the one over the teacher's whole vocabulary."""

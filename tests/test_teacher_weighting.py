@@ -26,6 +26,8 @@ from logitstore.consumer.teacher_weighting import teacher_shares
 from logitstore.consumer.trainer import Trainer, TrainerConfig
 from logitstore.errors import ConfigError
 
+pytestmark = pytest.mark.usefixtures("settings_of_torch")
+
 WEIGHTS = {"a": 0.7, "b": 0.3}
 
 

@@ -25,6 +25,8 @@ from logitstore.consumer.student_head import StudentHead
 from logitstore.consumer.terms import Charge, Term
 from logitstore.errors import ConfigError
 
+pytestmark = pytest.mark.usefixtures("settings_of_torch")
+
 TERMS = ["first_byte_kl", "chunk_likelihood", "gold", "uld", "xtoken_pkl", "xtoken_hkl"]
 BIASED = "chunk_likelihood without boundaries"
 

@@ -8,24 +8,16 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from small_store import SmallStore, build_llama, write_student_config
 from terminal import COMMAND, Ran, run_here
 
 from logitstore.records import open_record, seal_record
 
-
-@pytest.fixture(autouse=True)
-def settings_of_torch() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    yield
-    torch.set_num_threads(threads)
-    torch.use_deterministic_algorithms(False)
+pytestmark = pytest.mark.usefixtures("settings_of_torch")
 
 
 def arguments(small: SmallStore, folder: Path, **changes: Any) -> list[str]:
