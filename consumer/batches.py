@@ -18,6 +18,9 @@ from logitstore.consumer.projection import without_unknown
 from logitstore.consumer.rows import TeacherRows, partition_rows, sampled_rows
 from logitstore.sparse import dequantise
 
+MAX_WRITTEN = 3
+"""Student tokens within a teacher's token that its row is asked for: vocabulary maps know four pieces of a token."""
+
 
 @dataclass(frozen=True)
 class SpanBatch:
@@ -54,6 +57,9 @@ class TeacherBatch:
         rows: of the teacher, over its own tokens (or over classes, where the signal was projected to the student's
             vocabulary when it was made); empty where it has none. Column 0 is the teacher's token of the text.
         has_row: bool [N].
+        open_rows: of the teacher's token that might go on where the student's begins; None if no one asks for them.
+        num_written: int64 [N], student tokens from the beginning of that, at most ``MAX_WRITTEN``; 0: there is none.
+        written: int64 [N, MAX_WRITTEN], these tokens, -1 after the last.
         spans: of the text.
         likeliest: int64 [N], the teacher's likeliest token; -1 for none. A class, where rows are over classes and
             there are no scalars.
@@ -64,6 +70,9 @@ class TeacherBatch:
 
     rows: TeacherRows
     has_row: Tensor
+    open_rows: TeacherRows
+    num_written: Tensor
+    written: Tensor
     spans: SpanBatch
     likeliest: Tensor
     top_logprob: Tensor
@@ -137,7 +146,10 @@ def collate(
     teachers = []
     for number, vocab_size in enumerate(vocab_sizes):
         found = [(block.teachers[number], tokens) for (block, _), tokens in zip(bins, charged, strict=True)]
-        teachers.append(_teacher_batch(found, pieces, temperature, vocab_size))
+        written = [
+            _written(block.teachers[number], block, tokens) for (block, _), tokens in zip(bins, charged, strict=True)
+        ]
+        teachers.append(_teacher_batch(found, pieces, np.concatenate(written), temperature, vocab_size))
     return Batch(
         torch.from_numpy(input_ids),
         torch.from_numpy(position_ids),
@@ -153,34 +165,36 @@ _Found = list[tuple[TeacherBlock, np.ndarray]]
 """Per bin, the teacher's block and the charged tokens [n]."""
 
 
-def _teacher_batch(found: _Found, pieces: np.ndarray, temperature: float, vocab_size: int | None) -> TeacherBatch:
+def _written(teacher: TeacherBlock, block: TrainingBlock, tokens: np.ndarray) -> np.ndarray:
+    """int64 [n, MAX_WRITTEN], see ``TeacherBatch``."""
+    num_written = teacher.spans.num_written[tokens][:, None]
+    place = np.arange(MAX_WRITTEN)[None, :]
+    earlier = block.tokens.ids[np.clip(tokens[:, None] - num_written + place, 0, block.tokens.num_tokens - 1)]
+    return np.where(place < num_written, earlier, -1).astype(np.int64)
+
+
+def _teacher_batch(
+    found: _Found, pieces: np.ndarray, written: np.ndarray, temperature: float, vocab_size: int | None
+) -> TeacherBatch:
     """``pieces``: int64 [N], a number of the piece that each charged token is in."""
-    row_of = [block.row_of[tokens] for block, tokens in found]
-    counts = np.concatenate([_counts(block, rows) for (block, _), rows in zip(found, row_of, strict=True)])
-    slots = np.arange(max(1, counts.max(initial=0)))[None, :] < counts[:, None]
-    ids, logprobs, draws = (np.full(slots.shape, fill, kind) for fill, kind in _FILLS)
-    flat = [_entries(block, rows) for (block, _), rows in zip(found, row_of, strict=True)]
-    for table, parts in zip((ids, logprobs, draws), zip(*flat, strict=True), strict=True):
-        table[slots] = np.concatenate(parts)
-    tensors = [torch.from_numpy(table) for table in (ids, logprobs, draws)]
-    draw_weight = found[0][0].signal.draw_weight
-    if draw_weight is None:
-        column = found[0][0].signal.temperatures.index(temperature)
-        rest = np.concatenate(
-            [_at(b.signal.rest[:, column], r, -np.inf) for (b, _), r in zip(found, row_of, strict=True)]
-        )
-        rows = partition_rows(tensors[0], tensors[1], torch.from_numpy(rest), temperature)
-    else:
-        rows = sampled_rows(tensors[0], tensors[1], tensors[2], draw_weight, temperature)
-    has_row = torch.from_numpy(counts > 0)
-    if vocab_size is not None and ids.max(initial=-1) >= vocab_size:
+    rows, tensors = _rows([(block, block.row_of[tokens]) for block, tokens in found], temperature)
+    has_row = (tensors[0] >= 0).any(-1)
+    if vocab_size is not None and bool((tensors[0] >= vocab_size).any()):
         # Padding of the teacher's head, which the student's may not have: its mass belongs to the rest.
         rows = without_unknown(rows, vocab_size)
+    num_written = np.concatenate([block.spans.num_written[tokens] for block, tokens in found])
+    num_written[num_written > MAX_WRITTEN] = 0
+    open_row_of = np.concatenate([block.open_row_of[tokens] for block, tokens in found])
+    num_written[open_row_of < 0] = 0
+    open_rows, _ = _rows([(block, block.open_row_of[tokens]) for block, tokens in found], temperature)
     entropy, argmax, argmax_logprob, starts = (_scalar(found, field.name) for field in fields(TeacherScalars))
     likeliest, top_logprob = _likeliest_entry(*tensors)
     return TeacherBatch(
         rows,
         has_row,
+        open_rows,
+        torch.from_numpy(num_written),
+        torch.from_numpy(written),
         _span_batch(found, pieces),
         (likeliest if argmax is None else argmax).masked_fill(~has_row, -1),
         top_logprob if argmax_logprob is None else argmax_logprob,
@@ -221,6 +235,23 @@ def _span_batch(found: _Found, pieces: np.ndarray) -> SpanBatch:
     is_single[last[lengths == 1]] = True
     values = (number, last, np.where(follows, after, -1), logprob[span], *on_tokens, is_single)
     return SpanBatch(*map(torch.from_numpy, values))
+
+
+def _rows(found: _Found, temperature: float) -> tuple[TeacherRows, list[Tensor]]:
+    """Rows by their numbers (-1: an empty one), and their ids, log-probs and draws as they are stored, [N, K]."""
+    counts = np.concatenate([_counts(block, rows) for block, rows in found])
+    slots = np.arange(max(1, counts.max(initial=0)))[None, :] < counts[:, None]
+    ids, logprobs, draws = (np.full(slots.shape, fill, kind) for fill, kind in _FILLS)
+    flat = [_entries(block, rows) for block, rows in found]
+    for table, parts in zip((ids, logprobs, draws), zip(*flat, strict=True), strict=True):
+        table[slots] = np.concatenate(parts)
+    tensors = [torch.from_numpy(table) for table in (ids, logprobs, draws)]
+    signal = found[0][0].signal
+    if signal.draw_weight is not None:
+        return sampled_rows(tensors[0], tensors[1], tensors[2], signal.draw_weight, temperature), tensors
+    column = signal.temperatures.index(temperature)
+    rest = np.concatenate([_at(block.signal.rest[:, column], rows, -np.inf) for block, rows in found])
+    return partition_rows(tensors[0], tensors[1], torch.from_numpy(rest), temperature), tensors
 
 
 _FILLS = ((-1, np.int64), (-np.inf, np.float32), (0, np.int32))

@@ -45,12 +45,14 @@ class TeacherBlock:
     Attributes:
         signal: its rows.
         row_of: int64 [T], the row that speaks of each student token, -1 if none does.
+        open_row_of: int64 [T], the row of the teacher's token that might go on there, see ``SpanLogprobs``; -1: none.
         spans: what it said of the text between shared beginnings.
         scalars: None if the dataset has none.
     """
 
     signal: SparseSignal
     row_of: np.ndarray
+    open_row_of: np.ndarray
     spans: SpanLogprobs
     scalars: TeacherScalars | None
 
@@ -183,7 +185,8 @@ class TrainingData:
             kept = scored[pairs[0]]
             row_of[pairs[1][kept]] = pairs[0][kept]
             spans = spans_of_pairs(pairs, teacher_tokens, tokens, realised)
-        return TeacherBlock(signal, row_of, spans, _scalars_of_rows(columns, row_of) if columns else None)
+        open_row_of = np.where(scored[spans.open_token], spans.open_token, -1)
+        return TeacherBlock(signal, row_of, open_row_of, spans, _scalars_of_rows(columns, row_of) if columns else None)
 
 
 def _scalars_of_rows(columns: Mapping[str, np.ndarray], row_of: np.ndarray) -> TeacherScalars:

@@ -58,6 +58,13 @@ def sampled_cross_entropy(log_weights_NK: Tensor, student: HeadOutputs) -> Tenso
     return (log_weights_NK.exp() * nats_NK.masked_fill(log_weights_NK == -math.inf, 0.0)).sum(-1)
 
 
+def rest_cross_entropy(log_rest_N: Tensor, student: HeadOutputs) -> Tensor:
+    """p_rest (logsumexp - complement), [N] nats: the part of a sample that is known to be on no listed cell."""
+    none_N = log_rest_N < NEGLIGIBLE_LOG_MASS
+    nats_N = (student.logsumexp_T - student.complement_T).masked_fill(none_N | (student.complement_T == -math.inf), 0.0)
+    return log_rest_N.exp() * nats_N
+
+
 def teacher_loss(rows: TeacherRows, student: HeadOutputs, temperature: float = 1.0) -> Tensor:
     """The ``kl`` term, [N] nats: KL on the partition for exact rows, cross-entropy for sampled ones.
 

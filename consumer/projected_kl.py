@@ -2,18 +2,22 @@
 
 At a shared beginning both models predict what the text goes on with, out of different tokens. The classes of
 ``logitstore.vocabulary_classes`` are a partition of either vocabulary, so both distributions are pushed forward to the
-same cells. The class of the realised token s is cut further, by the chain rule: where s ends at a shared boundary, the
-teacher gave the text of s the product P* of what it gave to the one or more tokens that it has for it. So the cells are
+same cells: the teacher's there mixed with what ``open_tokens`` knows of longer tokens, and, inside a teacher's token,
+from that alone.
 
-    {s}, with P*;   class(s) without s, with w - P*;   every other class, with its weight w.
+One class is cut further. Where the teacher writes the realised token s with several, they have by the chain rule the
+product P* of their probabilities, and with m, what the row has of tokens that the student begins with s, the cells are
 
-The teacher's first token of the span lies in class(s) and is kept for certain in every row, so w >= P* whatever was
-sampled: no cell is negative. Weights enter linearly, so the cross-entropy on these cells is unbiased where w is
-(``threshold``, ``sample``); under ``topk`` it is a KL on {listed cells, rest}, a lower bound.
+    {s}, with P* + m;   class(s) without s, with the rest of its mass w;   every other class.
 
-Where the end of s is not shared, class(s) stays whole and the text says which of its tokens it is: -log q(s | class)
-is charged beside. Either way each token is charged with all that is known of it, once. Where the tokenizers disagree on
-the class of what comes next, the row speaks of another event, and the token is left to the text altogether.
+The first of the several lies in class(s) and is kept for certain in every row, so w is no less, whatever was sampled.
+Weights enter linearly, so at shared beginnings without an open token the cross-entropy on these cells is unbiased where
+w is (``threshold``, ``sample``); under ``topk`` it is a KL on {listed cells, rest}, a lower bound.
+
+All other classes stay whole, and the text says which of its class the realised token is: -log q(s | class) is charged
+beside, next to nothing where a class has one token. Either way a token is charged with all that is known of it, once.
+Where the tokenizers disagree on the class of what comes next, the row speaks of another event, and the token is left to
+the text altogether.
 
 Shapes: N positions, K listed classes.
 """

@@ -39,9 +39,13 @@ def project_rows(rows: TeacherRows, teacher_class: Tensor) -> TeacherRows:
     Returns:
         Rows [N, K] whose ids are classes, distinct within a row.
     """
+    return merge_classes(rows, class_of(rows.ids_NK, teacher_class))
+
+
+def merge_classes(rows: TeacherRows, classes_NK: Tensor) -> TeacherRows:
+    """The same where each entry's class is known: int64 [N, K], -1 for none."""
     unlisted = torch.iinfo(torch.int64).max
     log_masses_NK = rows.log_masses_NK
-    classes_NK = class_of(rows.ids_NK, teacher_class)
     log_rest_N = rows.log_rest_N
     if log_rest_N is not None:
         lost_N = log_masses_NK.masked_fill(classes_NK >= 0, -torch.inf).logsumexp(-1)

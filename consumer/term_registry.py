@@ -55,9 +55,10 @@ def _across(
     num_teacher = len(maps.teacher_pieces)
     match name:
         case "kl" | "projected_kl":
-            return on_classes(maps.classes, projected_nats=_projected_nats(teacher))
+            pieces = None if teacher.is_projected else maps.teacher_pieces
+            return on_classes(maps.classes, teacher_pieces=pieces, projected_nats=_projected_nats(teacher))
         case "first_byte_kl":
-            return on_classes(maps.first_byte, by_chain_rule=False)
+            return on_classes(maps.first_byte)
         case "gold":
             matching = exact_matching(torch.tensor(maps.common), num_teacher, head_rows)
             return Gold(matching.to(device), temperature)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from cross_store import CrossStore
 from small_store import SEQUENCE_LENGTH, SmallStore, make_student, open_stream
 from torch import Tensor
 
@@ -21,6 +22,7 @@ from logitstore.consumer.rows import TeacherRows
 from logitstore.consumer.stream import PlacedBin, Stream
 from logitstore.consumer.student import Student
 from logitstore.consumer.teacher_columns import TeacherColumns
+from logitstore.vocabulary_maps import VocabularyMaps
 
 GRANITE = {"model_type": "granite", "logits_scaling": 3.0}
 PHI = {"model_type": "phi", "num_key_value_heads": 2}  # the head has a bias
@@ -67,45 +69,100 @@ def dense_class_kl(
     q: Tensor, q_at_one: Tensor, columns: TeacherColumns, teacher: TeacherBatch, token: int, n: int, temperature: float
 ) -> tuple[Tensor, Tensor] | None:
     """KL on the cells of ``projected_kl`` at one token, and what the text is charged with beside; None: nothing."""
-    classes = columns.maps.classes
-    groups, num_groups = student_groups(classes, len(q))
-    of_teacher = dict(enumerate(classes.teacher_class.tolist()))
-    entries = list(
-        zip(teacher.rows.ids_NK[n].tolist(), teacher.rows.log_masses_NK[n].double().exp().tolist(), strict=True)
-    )
+    maps = columns.maps
+    groups, _ = student_groups(maps.classes, len(q))
+    p, rest, first = target_of(teacher, maps, groups.tolist(), n, temperature)
     realised = int(groups[token])
-    if not teacher.has_row[n] or of_teacher.get(entries[0][0], -1) != realised:
+    if first != realised:
         return None
-    p, rest = [0.0] * num_groups, 0.0 if teacher.rows.log_rest_N is None else math.exp(teacher.rows.log_rest_N[n])
-    for entry, mass in entries:
-        found = of_teacher.get(entry, -1) if entry >= 0 else -1
-        if found >= 0:
-            p[found] += mass
-        else:
-            rest += mass
-    cells = [(p[c], (groups == c).nonzero()[:, 0].tolist()) for c in range(num_groups) if p[c] > 0]
+    cells = {frozenset((groups == c).nonzero()[:, 0].tolist()): mass for c, mass in p.items()}
     within = torch.zeros((), dtype=torch.float64)
-    if temperature == 1 and teacher.spans.is_single[n] and teacher.spans.continuation[n].isfinite():
-        of_token = entries[0][1] * math.exp(teacher.spans.continuation[n])
-        others = [each for each in (groups == realised).nonzero()[:, 0].tolist() if each != token]
-        cells = [cell for cell in cells if token not in cell[1]] + [(of_token, [token])]
-        left = p[realised] - of_token if p[realised] - of_token > 1e-6 * p[realised] else 0.0
-        if others:
-            cells.append((left, others))
+    of_token = mass_of_several(teacher, maps, token, n) if temperature == 1 else None
+    if of_token is None:
+        within = q_at_one[groups == realised].sum().log() - q_at_one[token].log()
+    else:
+        whole = next(cell for cell in cells if token in cell)
+        left = max(0.0, cells.pop(whole) - of_token)
+        cells[frozenset([token])] = of_token
+        if whole - {token}:
+            cells[whole - {token}] = left
         else:
             rest += left
-    else:
-        within = q_at_one[groups == realised].sum().log() - q_at_one[token].log()
     loss, listed = torch.zeros((), dtype=torch.float64), torch.zeros((), dtype=torch.float64)
-    for mass, tokens in cells:
-        of_cell = q[tokens].sum()
+    for cell, mass in cells.items():
+        of_cell = q[list(cell)].sum()
         listed = listed + of_cell
         loss = loss - mass * of_cell.log()
         if teacher.rows.log_rest_N is not None and mass > 0:
             loss = loss + mass * math.log(mass)
-    if teacher.rows.log_rest_N is not None:
-        loss = loss + torch.special.xlogy(torch.tensor(rest, dtype=torch.float64), rest / (1 - listed))
+    if teacher.rows.log_rest_N is None and teacher.has_row[n]:
+        rest = 0.0  # of a sample's rest only that is charged which is known: inside a teacher's token
+    if rest > 0:
+        known = 0.0 if teacher.rows.log_rest_N is None else math.log(rest)
+        loss = loss + rest * (known - (1 - listed).log())
     return loss, within
+
+
+def entries_of(rows: TeacherRows, n: int) -> list[tuple[int, float]]:
+    masses = rows.log_masses_NK[n].double().exp().tolist()
+    return [(token, mass) for token, mass in zip(rows.ids_NK[n].tolist(), masses, strict=True) if token >= 0]
+
+
+def pieces_of(maps: VocabularyMaps, token: int) -> list[int]:
+    """Student tokens that a teacher token is cut into; none for padding of its head."""
+    return (
+        [piece for piece in maps.teacher_pieces[token].tolist() if piece >= 0]
+        if token < len(maps.teacher_pieces)
+        else []
+    )
+
+
+def open_token_of(teacher: TeacherBatch, maps: VocabularyMaps, n: int) -> tuple[list[tuple[int, float]], float, bool]:
+    """The student's next tokens by going on with an open token, the share of an end, and whether the text goes on."""
+    written = teacher.written[n].tolist()[: int(teacher.num_written[n])]
+    going_on, end, is_text = [], 0.0, False
+    for place, (entry, mass) in enumerate(entries_of(teacher.open_rows, n) if written else []):
+        pieces = pieces_of(maps, entry)
+        if (teacher.has_row[n] and place == 0) or pieces == written:
+            end += mass
+        elif pieces[: len(written)] == written:
+            going_on.append((pieces[len(written)], mass))
+            is_text |= place == 0
+    total = end + sum(mass for _, mass in going_on)
+    return [(piece, mass / total) for piece, mass in going_on], end / total if total else 1.0, is_text
+
+
+def target_of(
+    teacher: TeacherBatch, maps: VocabularyMaps, groups: list[int], n: int, temperature: float
+) -> tuple[dict[int, float], float, int]:
+    """Mass by class, the rest, and the class of what the text goes on with (-1: nothing is known)."""
+    of_teacher = dict(enumerate(maps.classes.teacher_class.tolist()))
+    going_on, end, is_text = open_token_of(teacher, maps, n) if temperature == 1 else ([], 1.0, False)
+    p: dict[int, float] = {}
+    for piece, mass in going_on:
+        p[groups[piece]] = p.get(groups[piece], 0.0) + mass
+    if not teacher.has_row[n]:
+        return p, end, groups[going_on[0][0]] if is_text else -1
+    rest = 0.0 if teacher.rows.log_rest_N is None else end * math.exp(teacher.rows.log_rest_N[n])
+    entries = entries_of(teacher.rows, n)
+    for entry, mass in entries:
+        found = of_teacher.get(entry, -1)
+        if found >= 0:
+            p[found] = p.get(found, 0.0) + end * mass
+        else:
+            rest += end * mass
+    return p, rest, of_teacher.get(entries[0][0], -1)
+
+
+def mass_of_several(teacher: TeacherBatch, maps: VocabularyMaps, token: int, n: int) -> float | None:
+    """What the row gives to the realised token where the teacher writes it with several tokens; None elsewhere."""
+    continuation = float(teacher.spans.continuation[n])
+    if not (teacher.has_row[n] and teacher.spans.is_single[n] and continuation < 0):
+        return None
+    entries = entries_of(teacher.rows, n)
+    begin_with = [mass for entry, mass in entries if pieces_of(maps, entry)[:1] == [token] != pieces_of(maps, entry)]
+    _, end, _ = open_token_of(teacher, maps, n)
+    return end * (entries[0][1] * math.exp(continuation) + sum(begin_with))
 
 
 def dense_kl(q: Tensor, rows: TeacherRows, n: int) -> Tensor:
@@ -172,6 +229,29 @@ def test_loss_agrees_with_a_dense_float64_reference(
     reference = copy.deepcopy(student.model).double()
     reference.zero_grad()
     total, terms = dense_loss(reference, stream, bins, objective, temperature)
+    total.backward()
+    assert found.total.item() == pytest.approx(total.item(), rel=1e-5)
+    assert {name: term.item() for name, term in found.terms.items()} == pytest.approx(
+        {name: term.item() for name, term in terms.items()}, rel=1e-5
+    )
+    assert_gradients_close(gradients(student.model), gradients(reference))
+
+
+@pytest.mark.parametrize("temperature", [1.0, 2.0])
+def test_loss_agrees_with_the_reference_where_tokenizers_cut_inside_each_others_tokens(
+    cross: CrossStore, tmp_path: Path, temperature: float
+) -> None:
+    student = cross.student(tmp_path, "rough")
+    stream = cross.stream("rough", temperature=temperature, teacher_weights={"a": 0.7, "b": 0.3})
+    bins = next(iter(stream))
+    batch = stream.collate(bins)
+    inside = [~teacher.has_row & (teacher.num_written > 0) for teacher in batch.teachers]
+    several = [teacher.spans.is_single & (teacher.spans.continuation < 0) for teacher in batch.teachers]
+    assert all(bool(each.any()) for each in inside + several)
+    found = measured(student, stream, batch, "kl:0.9,ce:0.1", temperature)
+    reference = copy.deepcopy(student.model).double()
+    reference.zero_grad()
+    total, terms = dense_loss(reference, stream, bins, "kl:0.9,ce:0.1", temperature)
     total.backward()
     assert found.total.item() == pytest.approx(total.item(), rel=1e-5)
     assert {name: term.item() for name, term in found.terms.items()} == pytest.approx(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -72,11 +73,17 @@ def test_spans_have_the_same_logprobs_from_scalars(cross: CrossStore) -> None:
     assert len(sizes.unique()) > 1
 
 
+def without_open_tokens(batch: Batch) -> Batch:
+    none = torch.zeros(batch.num_charged, dtype=torch.int64)
+    return replace(batch, teachers=tuple(replace(teacher, num_written=none) for teacher in batch.teachers))
+
+
 @pytest.mark.parametrize("term", ["projected_kl", "kl"])
 def test_kl_is_that_of_the_whole_vocabulary_up_to_rounding(cross: CrossStore, tmp_path: Path, term: str) -> None:
     student = cross.student(tmp_path, "rough")
     found = []
     for stream, batch in batches(cross):
+        batch = without_open_tokens(batch)  # classes do not tell which tokens might go on
         sums = measured(student, stream, batch, Objective({term: 1.0}), 1.0)
         gradient = torch.cat([each.flatten() for each in gradients(student.model).values()])
         found.append((sums.total.item(), sums.terms[f"{term}/a"].item(), int(sums.num_spoken[f"{term}/a"]), gradient))

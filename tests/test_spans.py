@@ -59,6 +59,31 @@ def test_spans_are_the_same_bytes_on_either_side(documents: list) -> None:
         assert spans.continuation[number] == pytest.approx(realised[theirs[1:]].sum())
 
 
+@settings(deadline=None)
+@given(DOCUMENTS)
+def test_open_tokens_begin_together_and_reach_to_the_students(documents: list) -> None:
+    teacher, student = (block_of([cut(size, random) for size, random in documents]) for _ in range(2))
+    pairs = align(teacher, student, [EOS], [EOS]).pairs()
+    spans = spans_of_pairs(pairs, teacher, student, np.zeros(teacher.num_tokens, np.float32))
+    of_student = dict(zip(pairs[0].tolist(), pairs[1].tolist(), strict=True))
+    for token in range(student.num_tokens):
+        begin, is_content = place_of(token, student), student.byte_lengths[token] > 0
+        found = []
+        for candidate, first in of_student.items():
+            (document, at), size = place_of(candidate, teacher), int(teacher.byte_lengths[candidate])
+            if size and first < token and document == begin[0] and at < begin[1] <= at + size:
+                found.append((candidate, token - first))
+        known = (int(spans.open_token[token]), int(spans.num_written[token]))
+        # Tokens without bytes have one only where they are closers that both sides have.
+        assert [known] == found if is_content and found else known == (-1, 0) or found == [known]
+
+
+def place_of(token: int, block: TokenBlock) -> tuple[int, int]:
+    """(document, byte) where a token begins."""
+    document = int(np.searchsorted(block.ends, token, side="right"))
+    return document, int(block.byte_lengths[block.begins[document] : token].sum())
+
+
 def test_a_span_with_a_token_that_was_not_scored_has_no_logprob() -> None:
     teacher, student = block_of([[0, 1, 2, 3]]), block_of([[0, 1, 5]])
     realised = np.array([np.nan, -1, -2, np.nan], np.float32)

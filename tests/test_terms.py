@@ -177,7 +177,7 @@ def silenced(batch: Batch) -> Batch:
         nowhere = torch.full_like(teacher.spans.of_token, -1)
         no_spans = {name: getattr(teacher.spans, name)[:0] for name in ("last", "following", "logprob")}
         spans = replace(teacher.spans, of_token=nowhere, is_single=none, **no_spans)
-        return replace(teacher, has_row=none, spans=spans)
+        return replace(teacher, has_row=none, num_written=torch.zeros_like(teacher.num_written), spans=spans)
 
     return replace(batch, teachers=tuple(map(silent, batch.teachers)))
 
