@@ -26,10 +26,10 @@ Bits an id are all that the stream takes beyond the ideal cost of its log-probs 
 ideal code lengths of adaptive models (`benchmarks/store_ids.py`). The rivals are re-implementations, more than fair
 ones (`benchmarks/store_rivals.py`).
 
-The steps and tails of the smallest rows of `topk` were chosen on rows of earlier teachers of this schedule. DistillKit's
-KL is that of its least squares as torch's float32 solver does them here, which is far from the best fit in the same
-bytes: rows of both are shown, and no row of ours has a fifth of the best fit's KL in 36 % of the bytes. Teachers are
-small and peaked by seeing their text often; rows are one block of 40,000 to 60,000, so models weigh more than in a
+The steps and tails of the smallest rows of `topk` were chosen on rows of earlier teachers of this schedule.
+DistillKit's KL is that of its least squares as torch's float32 solver does them here, which is far from the best fit in
+the same bytes: rows of both are shown, and no row of ours has a fifth of the best fit's KL in 36 % of the bytes.
+Teachers are small and peaked by seeing their text often; rows are one block of 60,000, so models weigh more than in a
 full one."""
 
 
