@@ -10,10 +10,10 @@ cost:
     2^20   a symbol that is not ignorable is left unmatched, or an unknown token covers nothing: the alignment fails
 
 Unless an unknown token is near, walking on while symbols are equal or one of them is ignorable is a cheapest way (a
-step that skips one of two equal symbols can be exchanged for one that matches them). From an unknown token on, a
-dynamic programme over a window decides; of its way only the first part is kept. It looks at a band along the diagonal,
-and at one four times as wide as long as the cheapest way touches its edge or fails. Each window is bounded and brings
-the walk ahead, and the first that fails is the last, so time is linear.
+step that skips one of two equal symbols can be exchanged for one that matches them). From an unknown token on, or from
+some steps before where that fails, a dynamic programme over a window decides; of its way only the first part is kept.
+It looks at a band along the diagonal, and at one four times as wide as long as the cheapest way touches its edge or
+fails. Each window is bounded and brings the walk ahead, and a failure that stays is the last, so time is linear.
 
 Shapes: N symbols of the text, M symbols of the tokens, W symbols of a window.
 """
@@ -32,6 +32,8 @@ FAILED = -1
 
 _WRONG = 1 << 20
 _WINDOW, _SMALL_WINDOW, _NARROWEST, _SURE = 128, 32, 8, 8
+_BACK = 40
+"""Steps that a walk is taken back by where what follows it fails."""
 _INFINITE = 1 << 30
 _MATCH, _SKIP_TEXT, _SKIP_TOKEN = 1, 2, 3
 
@@ -54,23 +56,31 @@ def align_symbols(text, tokens, kind, in_vocabulary):  # type: ignore[no-untyped
     steps = np.empty((_WINDOW + 1, _WINDOW + 1), np.uint8)
     at = token = cost = 0
     while True:
-        at, token, price = _walk(text, at, tokens, token, kind, covers)
-        cost += price
+        begin, begin_token = at, token
+        at, token, walked, num_walked = _walk(text, at, tokens, token, kind, covers, len(text) + len(tokens))
         if at == len(text) and token == len(tokens):
-            return covers, cost
-        at, token, price = _align_window(text, at, tokens, token, kind, in_vocabulary, covers, steps)
-        cost += price
+            return covers, cost + walked
+        next_at, next_token, price = _align_window(text, at, tokens, token, kind, in_vocabulary, covers, steps)
+        if price >= _WRONG and num_walked:
+            # An unknown token may need a space that the walk has matched with another: decide from earlier on.
+            fewer = max(0, num_walked - _BACK)
+            at, token, walked, _ = _walk(text, begin, tokens, begin_token, kind, covers, fewer)
+            covers[token:] = -1
+            next_at, next_token, price = _align_window(text, at, tokens, token, kind, in_vocabulary, covers, steps)
+        at, token = next_at, next_token
+        cost += walked + price
         if price >= _WRONG:
             return covers, FAILED
 
 
 @numba.njit(nogil=True, cache=True)
-def _walk(text, at, tokens, token, kind, covers):  # type: ignore[no-untyped-def]
-    """Go on as long as there is only one sensible step: the place reached, and the cost."""
-    cost = 0
+def _walk(text, at, tokens, token, kind, covers, most):  # type: ignore[no-untyped-def]
+    """Go on as long as there is only one sensible step, ``most`` at most: the place reached, the cost, the steps."""
+    cost = num_steps = 0
     if token > 0 and tokens[token - 1] == UNKNOWN_TOKEN:  # it may cover more
-        return at, token, cost
-    while at < len(text) and token < len(tokens) and tokens[token] != UNKNOWN_TOKEN:
+        return at, token, cost, num_steps
+    while num_steps < most and at < len(text) and token < len(tokens) and tokens[token] != UNKNOWN_TOKEN:
+        num_steps += 1
         if text[at] == tokens[token]:
             covers[token] = at
             at += 1
@@ -79,11 +89,12 @@ def _walk(text, at, tokens, token, kind, covers):  # type: ignore[no-untyped-def
         skip_text = kind[text[at]] != SIGNIFICANT
         skip_token = kind[tokens[token]] != SIGNIFICANT
         if skip_text == skip_token:
+            num_steps -= 1
             break
         at += skip_text
         token += skip_token
         cost += 1
-    return at, token, cost
+    return at, token, cost, num_steps
 
 
 @numba.njit(nogil=True, cache=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from logitstore.character_folding import CONTROL, FOLDS, MARK, SIGNIFICANT, SPACE, fold, kind_of
@@ -57,6 +57,8 @@ def reference_cost(text: str, tokens: str, known: str = "ab") -> float:
 
 
 @settings(max_examples=300)
+@example("a ", f"a {UNKNOWN}")
+@example("a  b", f"a  {UNKNOWN}{UNKNOWN}b")
 @given(st.text(ALPHABET, max_size=25), st.text(ALPHABET + UNKNOWN, max_size=25))
 def test_any_two_strings_cost_what_a_plain_programme_says(text, tokens):
     _, cost = align(text, tokens)
