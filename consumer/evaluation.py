@@ -11,12 +11,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from logitstore.consumer.batches import TeacherBatch
 from logitstore.consumer.loss import DistillationLoss
 from logitstore.consumer.objectives import Objective
 from logitstore.consumer.projection import class_of, student_groups
 from logitstore.consumer.stream import Stream
 from logitstore.consumer.student import Student
+from logitstore.consumer.teacher_batches import TeacherBatch
 from logitstore.consumer.teacher_columns import TeacherColumns
 
 _CHUNK_LOGITS = 1 << 23

@@ -8,12 +8,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from logitstore.consumer.batches import Batch, SpanBatch, TeacherBatch
+from logitstore.consumer.batches import Batch
 from logitstore.consumer.cell_maps import SparseProjection
 from logitstore.consumer.chunk_likelihood import chunk_likelihood, debiased, sum_by_chunk
 from logitstore.consumer.gold import gold, gold_rows, uld
 from logitstore.consumer.matching import TokenMatching
 from logitstore.consumer.student_head import StudentHead
+from logitstore.consumer.teacher_batches import SpanBatch, TeacherBatch
 from logitstore.consumer.terms import Charge
 from logitstore.consumer.xtoken import reachable_rows, xtoken_pkl
 

@@ -20,7 +20,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from logitstore.consumer.batches import TeacherBatch
+from logitstore.consumer.teacher_batches import TeacherBatch
 from logitstore.consumer.teacher_columns import TeacherColumns
 from logitstore.errors import ConfigError
 

@@ -16,13 +16,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from logitstore.consumer.batches import Batch, TeacherBatch
+from logitstore.consumer.batches import Batch
 from logitstore.consumer.divergences import rest_cross_entropy, teacher_loss
 from logitstore.consumer.open_tokens import continuations, log_mass_that_begins_with
 from logitstore.consumer.projected_kl import split_realised, within_class
 from logitstore.consumer.projection import class_of, merge_classes, student_groups
 from logitstore.consumer.rows import TeacherRows
 from logitstore.consumer.student_head import StudentHead
+from logitstore.consumer.teacher_batches import TeacherBatch
 from logitstore.vocabulary_classes import VocabularyClasses
 
 

@@ -14,13 +14,14 @@ from cross_store import CrossStore
 from small_store import SEQUENCE_LENGTH, SmallStore, make_student, open_stream
 from torch import Tensor
 
-from logitstore.consumer.batches import Batch, TeacherBatch
+from logitstore.consumer.batches import Batch
 from logitstore.consumer.loss import DistillationLoss, LossSums
 from logitstore.consumer.objectives import parse_objective
 from logitstore.consumer.projection import student_groups
 from logitstore.consumer.rows import TeacherRows
 from logitstore.consumer.stream import PlacedBin, Stream
 from logitstore.consumer.student import Student
+from logitstore.consumer.teacher_batches import TeacherBatch
 from logitstore.consumer.teacher_columns import TeacherColumns
 from logitstore.vocabulary_maps import VocabularyMaps
 

@@ -16,12 +16,13 @@ from test_loss import assert_gradients_close, gradients
 from torch import Tensor
 from torch.nn.functional import pad
 
-from logitstore.consumer.batches import Batch, TeacherBatch
+from logitstore.consumer.batches import Batch
 from logitstore.consumer.loss import DistillationLoss, LossSums
 from logitstore.consumer.objectives import OVER_TEACHER_TOKENS, Objective
 from logitstore.consumer.stream import PlacedBin, Stream
 from logitstore.consumer.student import Student
 from logitstore.consumer.student_head import StudentHead
+from logitstore.consumer.teacher_batches import TeacherBatch
 from logitstore.consumer.terms import Charge, Term
 from logitstore.errors import ConfigError
 
