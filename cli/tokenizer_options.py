@@ -32,14 +32,34 @@ def tokenizer_options(*, required: bool) -> Callable[[Command], Command]:
 
 
 def read_template(path: str | None) -> str | None:
-    return Path(path).read_text() if path else None
+    """Text of a Jinja file.
+
+    Raises:
+        ConfigError: it is not UTF-8.
+    """
+    from logitstore.errors import ConfigError
+
+    try:
+        return Path(path).read_text(encoding="utf-8") if path else None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"--chat-template {path}: not UTF-8 at byte {error.start}: save it as UTF-8") from error
 
 
 def load_students(texts: Iterable[str], template: str | None) -> list[tuple[str, Tokenizer]]:
-    """(label, tokenizer) of each."""
+    """(label, tokenizer) of each.
+
+    Raises:
+        ConfigError: two of them have one label.
+    """
+    from logitstore.errors import ConfigError
     from logitstore.hub import load_tokenizer
 
-    return [(label_of(text), load_tokenizer(text, template)) for text in texts]
+    students: dict[str, Tokenizer] = {}
+    for text in texts:
+        label, tokenizer = label_of(text), load_tokenizer(text, template)
+        if students.setdefault(label, tokenizer).fingerprint != tokenizer.fingerprint:
+            raise ConfigError(f"--student-tokenizer {text}: another one is called {label!r}, too: rename a folder")
+    return list(students.items())
 
 
 def load_projections(

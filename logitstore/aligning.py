@@ -98,19 +98,19 @@ def _add_columns(
     texts: TextColumns, store: Store, known: Manifest, name: str, students: Sequence[tuple[str, Tokenizer]]
 ) -> list[tuple[str, str, bool]]:
     """Ask for all columns; returns (teacher, student, whether they have the same tokens)."""
-    teachers = {column.label: column.template["tokens"] for column in known.find("signal")}
+    teachers = list(dict.fromkeys((column.label, column.template["tokens"]) for column in known.find("signal")))
     if not teachers:
         raise StoreError(
             f"dataset {name!r}: no teacher's signal to align with; make one with `logitstore produce STORE --dataset "
             f"{name} --teacher MODEL`"
         )
-    for tokens in dict.fromkeys(teachers.values()):
+    for tokens in dict.fromkeys(tokens for _, tokens in teachers):
         restored = texts.add_tokens(stored_tokenizer(store, known, tokens), "")
         assert restored == tokens, "a tokenizer out of the store makes the tokens that it was stored for"
     pairs = []
     for label, tokenizer in students:
         student = texts.add_tokens(tokenizer, label)
-        for teacher, tokens in teachers.items():
+        for teacher, tokens in teachers:
             texts.add_alignment(tokens, student, f"{teacher} -> {label}")
             pairs.append((teacher, label, tokens == student))
     # What is there keeps its name, lest a new name make a new version.

@@ -57,14 +57,14 @@ class RenderedChat:
         if not self.spans:
             return np.zeros(len(lengths), dtype=np.int32)
         ends = np.cumsum(lengths, dtype=np.int64)
-        begin_S, end_S = self._byte_spans()
+        begin_S, end_S = self.byte_spans()
         span = np.searchsorted(begin_S, ends, side="left") - 1  # the last span that begins before the token's end
         reach = np.asarray(self.reaches)[span]
         inside = np.asarray(self.offsets)[span] + ends - begin_S[span]
         covered = np.where(ends < end_S[span], np.minimum(inside, reach), reach)
         return np.diff(np.where(span < 0, 0, covered), prepend=0).astype(np.int32)
 
-    def _byte_spans(self) -> tuple[np.ndarray, np.ndarray]:
+    def byte_spans(self) -> tuple[np.ndarray, np.ndarray]:
         sizes = [len(run.encode()) for run, _ in self.runs()]
         edges = np.cumsum(sizes)
         return edges[:-1:2], edges[1::2]
@@ -113,7 +113,7 @@ class ChatTemplate:
             return self._template.render(
                 messages=messages, tools=None, documents=None, add_generation_prompt=False, **self.variables
             )
-        except (jinja2.TemplateError, ArithmeticError, LookupError, TypeError, ValueError) as error:
+        except (jinja2.TemplateError, ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as error:
             raise TokenizerError(
                 f"{document.source or 'a chat'}: the chat template refuses roles {', '.join(roles)}: {error}"
             ) from error

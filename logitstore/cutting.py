@@ -71,6 +71,11 @@ class Cutter:
         cut: list[CutText | None] = []
         for encoding, text in zip(tokenizer.encode_batch_fast(texts, add_special_tokens=False), texts, strict=True):
             ids = np.array(encoding.ids, dtype=np.int32)
+            if ids.max(initial=-1) >= len(self.token_bytes):
+                raise TokenizerError(
+                    f"tokenizer.json: its library gives id {ids.max()}, its tokens have ids up to "
+                    f"{len(self.token_bytes) - 1}: an added token's id is taken; save the tokenizer again"
+                )
             lengths, proof, _ = self._prove(ids, text)
             cut.append(None if lengths is None else CutText(ids, lengths, proof))
         unproven = [text for text, tokens in zip(texts, cut, strict=True) if tokens is None]
@@ -78,13 +83,14 @@ class Cutter:
         return [next(estimated) if tokens is None else tokens for tokens in cut]
 
     def byte_ends(self, ids: np.ndarray, text: str) -> ByteEnds:
-        """Where each of the tokens ``ids`` (int32 [T]) ends in ``text``, as ``Tokenizer.byte_ends`` says."""
+        """Where each of the tokens ``ids`` (integers [T]) ends in ``text``, as ``Tokenizer.byte_ends`` says."""
         wrong = ids[(ids < 0) | (ids >= len(self.token_bytes))]
         if len(wrong):
             raise TokenizerError(
                 f"byte ends of {text[:40]!r}: expected token ids below {len(self.token_bytes)}, found {wrong[0]}: "
                 "are they of another tokenizer?"
             )
+        ids = ids.astype(np.int32)
         lengths, proof, failure = self._prove(ids, text)
         if lengths is None:
             lengths = self._estimate_lengths(ids, text)

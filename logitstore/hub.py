@@ -8,8 +8,17 @@ from logitstore.errors import ModelError
 from logitstore.tokenizer import Tokenizer
 
 # Modelling code is fetched too, but run by none but those who are told to trust it.
-_FILES = ["*.json", "*.jinja", "*.py", "*.safetensors", "tokenizer.model", "*.tiktoken"]
-_TOKENIZER_FILES = ["tokenizer*", "special_tokens_map.json", "*.jinja", "config.json"]
+_FILES = ["*.json", "*.jinja", "*.py", "*.safetensors", "*.model", "*.model.*", "*.tiktoken"]
+_TOKENIZER_FILES = [
+    "tokenizer*",
+    "tekken*.json",
+    "*.model",
+    "*.model.*",
+    "*.tiktoken",
+    "special_tokens_map.json",
+    "*.jinja",
+    "config.json",
+]
 
 
 def resolve_folder(

@@ -28,6 +28,10 @@ from logitstore.tokenizer_folder import (
 RENDERING_VERSION = "1"
 
 
+_MALFORMED = (KeyError, TypeError, ValueError, IndexError, AttributeError, RecursionError, MemoryError, OverflowError)
+"""What reading a file raises that is JSON, or a protobuf message, but not a tokenizer."""
+
+
 class Tokenizer:
     """A tokenizer with its rendering: BOS, EOS and chat template.
 
@@ -71,7 +75,11 @@ class Tokenizer:
         Raises:
             TokenizerError: no such file, an unreadable one, or BOS or EOS that is not in the vocabulary.
         """
-        return cls._from_files(read_tokenizer_folder(path), chat_template, str(path))
+        try:
+            files = read_tokenizer_folder(path)
+        except _MALFORMED as error:
+            raise TokenizerError(f"{path}: {_not_a_tokenizer(error)}") from error
+        return cls._from_files(files, chat_template, str(path))
 
     @classmethod
     def from_loaded(cls, loaded: Any, chat_template: str | None = None) -> Tokenizer:
@@ -101,6 +109,8 @@ class Tokenizer:
             )
         except TokenizerError as error:
             raise TokenizerError(f"{where}: {error}") from error
+        except _MALFORMED as error:
+            raise TokenizerError(f"{where}: {_not_a_tokenizer(error)}") from error
 
     @classmethod
     def from_asset(
@@ -204,7 +214,7 @@ class Tokenizer:
         Raises:
             TokenizerError: an id that the vocabulary does not have.
         """
-        return self._cutter.byte_ends(np.asarray(ids, dtype=np.int32), text)
+        return self._cutter.byte_ends(np.asarray(ids, dtype=np.int64), text)
 
     def save(self, folder: Path) -> None:
         """Write a folder that ``transformers.AutoTokenizer`` and ``from_folder`` load."""
@@ -264,13 +274,29 @@ class Tokenizer:
         return self._chat_template.render(document)
 
     def _finish_chat(self, document: Document, chat: RenderedChat, tokens: CutText) -> TokenizedDocument:
-        if any(self._cutter.spells_special(segment.content) for segment in document.segments):
+        if self._has_special_of_content(document, chat, tokens):
             # Cut apart, a content cannot bring in special tokens; it costs the merges across its edges, so only then.
             tokens = self._cutter.cut_runs([(run, not is_content) for run, is_content in chat.runs()])
         lengths = chat.content_lengths(tokens.byte_lengths)
         has_bos = tokens.ids[: len(self.bos_ids)].tolist() == list(self.bos_ids)
         in_content = CutText(tokens.ids, lengths, weakest([tokens.proof, chat.proof]))
         return surround(document, in_content, () if has_bos else self.bos_ids, ())
+
+    def _has_special_of_content(self, document: Document, chat: RenderedChat, tokens: CutText) -> bool:
+        """Whether a special token may have been made of a content, or of a content and what stands beside it."""
+        if any(self._cutter.spells_special(segment.content) for segment in document.segments):
+            return True
+        is_special = np.isin(tokens.ids, list(self._cutter.special_tokens))
+        ends = np.cumsum(tokens.byte_lengths, dtype=np.int64)[is_special]
+        begins = ends - tokens.byte_lengths[is_special]
+        begin_S, end_S = chat.byte_spans()
+        span = np.searchsorted(end_S, begins, side="right")  # the first that ends after the token's beginning
+        reaches = span < len(end_S)
+        return bool((begin_S[span[reaches]] < ends[reaches]).any())
+
+
+def _not_a_tokenizer(error: Exception) -> str:
+    return f"not a tokenizer as its library writes one ({type(error).__name__}: {error}); save it again"
 
 
 def _named_ids(cutter: Cutter, folder: TokenizerFolder, name: str) -> list[int]:

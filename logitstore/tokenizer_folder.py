@@ -149,5 +149,5 @@ def _chat_template(folder: Path, config: dict[str, Any]) -> str | None:
         return file.read_text(encoding="utf-8")
     template = config.get("chat_template")
     if isinstance(template, list):  # several, by name
-        template = next((entry["template"] for entry in template if entry["name"] == "default"), None)
+        template = next((entry["template"] for entry in template if entry.get("name") == "default"), None)
     return template

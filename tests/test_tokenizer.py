@@ -362,3 +362,43 @@ def test_from_folder_says_what_is_wrong(tmp_path):
     Path(tmp_path / "tokenizer_config.json").write_text("{}")
     (tmp_path / "tokenizer.json").write_text('{"model": {"type": "Nonsense", "vocab": {}}}')
     assert "not accepted by tokenizers" in message()
+
+
+@pytest.mark.parametrize(
+    ("template", "contents"),
+    [
+        ("{% for m in messages %}{{ m.content }}>{% endfor %}", ["<|im_end|"]),
+        ("{% for m in messages %}{{ m.content }}{% endfor %}", ["<|im_", "end|>x"]),
+    ],
+)
+def test_contents_make_no_special_tokens_across_their_edges(tmp_path, template, contents):
+    tokenizer = Tokenizer.from_folder(build_bytelevel_tokenizer(tmp_path), template)
+    tokens = tokenizer.tokenize([chat_document(*contents)])[0]
+    of_content = tokens.ids[tokens.byte_lengths > 0]
+    assert not set(of_content.tolist()) & tokenizer.special_ids
+
+
+@pytest.mark.parametrize(
+    "content",
+    ['{"a": 1}', '{"model": null}', '{"model": {"type": "BPE", "merges": [1], "vocab": {"a": "0"}}}', "[" * 100_000],
+)
+def test_files_that_are_no_tokenizer_are_refused_in_a_line(tmp_path, content):
+    (tmp_path / "tokenizer.json").write_text(content)
+    with pytest.raises(TokenizerError) as error:
+        Tokenizer.from_folder(tmp_path)
+    assert "\n" not in str(error.value)
+    assert str(tmp_path) in str(error.value)
+
+
+def test_ids_past_those_of_the_file_are_refused(tmp_path):
+    model = {"type": "BPE", "vocab": {"a": 0, "b": 1}, "merges": []}
+    added = {"id": 0, "content": "<x>", "special": False, "single_word": False, "lstrip": False, "rstrip": False,
+             "normalized": False}  # fmt: skip
+    (tmp_path / "tokenizer.json").write_text(json.dumps({"version": "1.0", "added_tokens": [added], "model": model}))
+    with pytest.raises(TokenizerError, match="added token's id is taken"):
+        Tokenizer.from_folder(tmp_path).tokenize([text_document("a<x>b")])
+
+
+def test_byte_ends_of_ids_beyond_any_vocabulary_are_refused(load):
+    with pytest.raises(TokenizerError, match="expected token ids below"):
+        load("bytelevel").byte_ends(np.array([2**32 + 1]), "b")
