@@ -181,7 +181,7 @@ def train(
         student.tokenizer,
         teacher_weights=weights if objective.teacher_terms else {},
         selection=options["selection"],
-        projected=False if objective.needs_teacher_tokens else None,
+        projected=False if objective.needs_teacher_tokens or options["temperature"] != 1.0 else None,
         loss_on=options["loss_on"],
     )
     batch_tokens = options["batch_tokens"]

@@ -185,7 +185,9 @@ class TrainingData:
             kept = scored[pairs[0]]
             row_of[pairs[1][kept]] = pairs[0][kept]
             spans = spans_of_pairs(pairs, teacher_tokens, tokens, realised)
-        open_row_of = np.where(scored[spans.open_token], spans.open_token, -1)
+        open_row_of = np.full_like(row_of, -1)
+        is_open = spans.open_token >= 0
+        open_row_of[is_open] = np.where(scored[spans.open_token[is_open]], spans.open_token[is_open], -1)
         return TeacherBlock(signal, row_of, open_row_of, spans, _scalars_of_rows(columns, row_of) if columns else None)
 
 

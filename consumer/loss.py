@@ -8,12 +8,13 @@ import torch
 from torch import Tensor
 
 from logitstore.consumer.batches import Batch
-from logitstore.consumer.objectives import Objective
+from logitstore.consumer.objectives import CHARGED_BY_SPAN, Objective
 from logitstore.consumer.student import Student
 from logitstore.consumer.student_head import StudentHead
 from logitstore.consumer.teacher_columns import TeacherColumns
 from logitstore.consumer.teacher_weighting import require_scores, teacher_shares
 from logitstore.consumer.term_registry import make_term
+from logitstore.errors import ConfigError
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,7 @@ class DistillationLoss:
     ) -> None:
         self.objective = objective
         self.teachers = teachers if objective.teacher_terms else ()
+        _check_shares(objective, self.teachers)
         require_scores(self.teachers, objective.teacher_weighting)
         self._terms = [
             {name: make_term(name, objective, teacher, temperature, student) for name in objective.teacher_terms}
@@ -75,3 +77,18 @@ class DistillationLoss:
             return []
         weights = [columns.weight for columns in self.teachers]
         return teacher_shares(batch.teachers, weights, self.objective.teacher_weighting, self.objective.teacher_alpha)
+
+
+def _check_shares(objective: Objective, teachers: tuple[TeacherColumns, ...]) -> None:
+    """Shares that vary from token to token do not fit what is charged for a span at one of its tokens.
+
+    Raises:
+        ConfigError: they would have to, for teachers that cut the text into different spans.
+    """
+    by_span = sorted(CHARGED_BY_SPAN.intersection(objective.teacher_terms))
+    cuts = {teacher.alignment.id if teacher.alignment else None for teacher in teachers}
+    if objective.teacher_weighting != "static" and by_span and len(cuts) > 1:
+        raise ConfigError(
+            f"--teacher-weighting {objective.teacher_weighting}: {by_span[0]} charges a span of tokens at one of them, "
+            "and these teachers' spans differ; use static"
+        )

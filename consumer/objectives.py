@@ -27,6 +27,8 @@ TERMS = (
 )
 OVER_TEACHER_TOKENS = frozenset({"first_byte_kl", "gold", "uld", "xtoken_pkl", "xtoken_hkl"})
 """Terms that need a teacher's own entries: signals projected to the student's vocabulary do not serve them."""
+CHARGED_BY_SPAN = frozenset({"chunk_likelihood", "gold", "xtoken_hkl"})
+"""Terms that charge one token of a span with all of it."""
 TEACHER_WEIGHTINGS = ("static", "ce", "entropy", "max_prob", "select")
 
 
@@ -55,6 +57,9 @@ class Objective:
                 raise ConfigError(f"objective: the weight of {name!r} is {weight:g}, expected a finite number >= 0")
         if not any(self.terms.values()):
             raise ConfigError("objective: no term has a positive weight, so there is nothing to train on")
+        if self.teacher_weighting not in TEACHER_WEIGHTINGS:
+            known = ", ".join(TEACHER_WEIGHTINGS)
+            raise ConfigError(f"--teacher-weighting {self.teacher_weighting!r}: expected one of {known}")
         if not 0.0 < self.tau < math.inf:
             raise ConfigError(f"--tau {self.tau:g}: expected a positive number")
         if not 0.0 <= self.teacher_alpha < math.inf:

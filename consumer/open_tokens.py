@@ -70,10 +70,17 @@ def continuations(
     return Continuations(next_NK, log_given_NK.masked_fill(next_NK < 0, -torch.inf), log_end_N)
 
 
-def log_mass_that_begins_with(rows: TeacherRows, pieces_UP: Tensor, first_N: Tensor) -> Tensor:
-    """[N] log of the mass of entries that the student writes with several tokens, this one first; -inf for none."""
+def log_mass_that_begins_with(
+    rows: TeacherRows, pieces_UP: Tensor, first_N: Tensor, among_NK: Tensor | None = None
+) -> Tensor:
+    """[N] log of the mass of entries that the student writes with several tokens, this one first; -inf for none.
+
+    ``among_NK``: bool, the entries to look at; default all.
+    """
     pieces_NKP = _pieces_of(rows, pieces_UP)
     begins_NK = (pieces_NKP[..., 0] == first_N[:, None]) & (pieces_NKP[..., 1] >= 0)
+    if among_NK is not None:
+        begins_NK = begins_NK & among_NK
     return rows.log_masses_NK.masked_fill(~begins_NK, -torch.inf).logsumexp(-1)
 
 

@@ -55,7 +55,7 @@ class TeacherBatch:
         rows: of the teacher, over its own tokens (or over classes, where the signal was projected to the student's
             vocabulary when it was made); empty where it has none. Column 0 is the teacher's token of the text.
         has_row: bool [N].
-        open_rows: of the teacher's token that might go on where the student's begins; None if no one asks for them.
+        open_rows: of the teacher's token that might go on where the student's begins.
         num_written: int64 [N], student tokens from the beginning of that, at most ``MAX_WRITTEN``; 0: there is none.
         written: int64 [N, MAX_WRITTEN], these tokens, -1 after the last.
         spans: of the text.

@@ -173,6 +173,11 @@ def _sparse_column(
     over_classes = [column for column in found if _student_of(column) is not None]
     if projected is not None or over_classes:
         found = over_classes if projected is not False else [column for column in found if column not in over_classes]
+    if not found and projected is False and over_classes:
+        raise ConfigError(
+            f"teacher {name!r} has rows over classes only, and the objective needs them over its own tokens, or at a "
+            "temperature other than 1: produce with --signals sparse, too"
+        )
     if not found:
         raise ConfigError(f"--selection {selection}: teacher {name!r} has no such signal; it has: {stored}")
     if len(found) > 1:

@@ -9,7 +9,7 @@ import torch
 from logitstore.consumer.cell_maps import SparseProjection
 from logitstore.consumer.chunk_likelihood import boundary_subset
 from logitstore.consumer.matching import exact_matching, relaxed_matching
-from logitstore.consumer.objectives import Objective
+from logitstore.consumer.objectives import OVER_TEACHER_TOKENS, Objective
 from logitstore.consumer.span_terms import ChunkLikelihood, Gold, ProjectedStudentKl, Uld
 from logitstore.consumer.student import Student
 from logitstore.consumer.teacher_columns import TeacherColumns
@@ -34,6 +34,11 @@ def make_term(name: str, objective: Objective, teacher: TeacherColumns, temperat
     """
     if name in _BY_RANK and (teacher.maps is not None or name == "uld"):
         _require_ranks(name, teacher)
+    if teacher.is_projected and name in OVER_TEACHER_TOKENS:
+        raise ConfigError(
+            f"objective: {name} needs teacher {teacher.name!r}'s own tokens, and its signal is over classes that it "
+            "shares with the student: open the data with projected=False"
+        )
     if name == "uld":
         return Uld(temperature)
     if name == "chunk_likelihood":

@@ -128,12 +128,16 @@ class ClassKl:
             torch.cat([rows.log_masses_NK + found.log_end_N[:, None], found.log_masses_NK], -1),
             rest_N,
         )
-        begins_N = log_mass_that_begins_with(rows, self.pieces_UP, batch.targets)
+        # Of longer tokens only those of its own class: others stand in theirs.
+        is_own_NK = classes_NK == self.groups[batch.targets][:, None]
+        begins_N = log_mass_that_begins_with(rows, self.pieces_UP, batch.targets, is_own_NK)
+        is_next_NK = found.next_NK == batch.targets[:, None]
+        goes_on_N = found.log_masses_NK.masked_fill(~is_next_NK, -torch.inf).logsumexp(-1)
         return _Events(
             merge_classes(mixed, torch.cat([classes_NK, open_classes_NK], -1)),
             torch.where(inner_N, open_classes_NK[:, 0], classes_NK[:, 0]),
             teacher.has_row | inner_N,
-            torch.logaddexp(self._log_chain(teacher), begins_N) + found.log_end_N,
+            torch.logaddexp(torch.logaddexp(self._log_chain(teacher), begins_N) + found.log_end_N, goes_on_N),
             log_rest_N,
         )
 

@@ -161,9 +161,16 @@ def mass_of_several(teacher: TeacherBatch, maps: VocabularyMaps, token: int, n: 
     if not (teacher.has_row[n] and teacher.spans.is_single[n] and continuation < 0):
         return None
     entries = entries_of(teacher.rows, n)
-    begin_with = [mass for entry, mass in entries if pieces_of(maps, entry)[:1] == [token] != pieces_of(maps, entry)]
-    _, end, _ = open_token_of(teacher, maps, n)
-    return end * (entries[0][1] * math.exp(continuation) + sum(begin_with))
+    of_class = int(maps.classes.student_class[token])
+    begin_with = [
+        mass
+        for entry, mass in entries
+        if pieces_of(maps, entry)[:1] == [token] != pieces_of(maps, entry)
+        and maps.classes.teacher_class[entry] == of_class
+    ]
+    going_on, end, _ = open_token_of(teacher, maps, n)
+    goes_on = sum(mass for piece, mass in going_on if piece == token)
+    return end * (entries[0][1] * math.exp(continuation) + sum(begin_with)) + goes_on
 
 
 def dense_kl(q: Tensor, rows: TeacherRows, n: int) -> Tensor:

@@ -146,8 +146,20 @@ def test_a_run_on_teachers_of_mixed_tokenizers_agrees_with_plain_loops(
     assert {name: value.item() for name, value in found.terms.items()} == pytest.approx(terms, rel=1e-5)
 
 
+@pytest.mark.parametrize("term", ["chunk_likelihood", "gold", "xtoken_hkl"])
+def test_shares_of_tokens_are_refused_for_spans_that_differ(cross: CrossStore, tmp_path: Path, term: str) -> None:
+    student, (stream, *_) = cross.student(tmp_path, "a"), first_batch(cross, "a")
+    with pytest.raises(ConfigError, match=f"{term} charges a span .* use static"):
+        DistillationLoss(Objective({term: 1.0}, teacher_weighting="ce"), stream.data.teachers, 1.0, student)
+
+
+def test_an_unknown_weighting_is_refused() -> None:
+    with pytest.raises(ConfigError, match="'selcet': expected one of static"):
+        Objective({"kl": 1.0}, teacher_weighting="selcet")
+
+
 def test_metrics_of_each_teacher_are_means_over_charged_tokens(cross: CrossStore, tmp_path: Path) -> None:
-    objective = Objective({"kl": 0.6, "chunk_likelihood": 0.2, "ce": 0.2}, teacher_weighting="ce")
+    objective = Objective({"kl": 0.6, "first_byte_kl": 0.2, "ce": 0.2}, teacher_weighting="ce")
     student, (stream, _, batch) = cross.student(tmp_path, "a"), first_batch(cross, "a")
     with torch.no_grad():
         expected = DistillationLoss(objective, stream.data.teachers, 1.0, student)(student, batch)
@@ -157,7 +169,7 @@ def test_metrics_of_each_teacher_are_means_over_charged_tokens(cross: CrossStore
     stream = cross.stream("a", teacher_weights=WEIGHTS)
     Trainer(student, stream, objective, config, folder, "cpu", Silent()).run()
     record = json.loads((folder / "metrics.jsonl").read_text().splitlines()[0])
-    names = {f"{term}/{name}" for term in ("kl", "chunk_likelihood", "share") for name in "ab"} | {"ce"}
+    names = {f"{term}/{name}" for term in ("kl", "first_byte_kl", "share") for name in "ab"} | {"ce"}
     assert expected.terms.keys() == names
     for name in names:
         assert record[name] == pytest.approx(expected.terms[name].item() / batch.num_charged, rel=1e-5)
