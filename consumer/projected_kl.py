@@ -6,7 +6,8 @@ same cells: the teacher's there mixed with what ``open_tokens`` knows of longer 
 from that alone.
 
 One class is cut further. Where the teacher writes the realised token s with several, they have by the chain rule the
-product P* of their probabilities, and with m, what the row has of tokens that the student begins with s, the cells are
+product P* of their probabilities. With m, what the row has of longer tokens of the same class that the student begins
+with s, the cells are
 
     {s}, with P* + m;   class(s) without s, with the rest of its mass w;   every other class.
 
