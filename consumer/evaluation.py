@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from logitstore.consumer.loss import DistillationLoss
+from logitstore.consumer.batch_loss import BatchLoss
 from logitstore.consumer.objectives import Objective
 from logitstore.consumer.projection import class_of, student_groups
 from logitstore.consumer.stream import Stream
@@ -52,7 +52,7 @@ def evaluate(student: Student, stream: Stream, device: str, batch_sequences: int
         and a log-prob for every token, ``teacher_bits_per_byte/NAME``. Empty if nothing is held out.
     """
     student.model.eval()
-    measure = DistillationLoss(Objective({"kl": 1.0, "ce": 1.0}), stream.data.teachers, 1.0, student)
+    measure = BatchLoss(Objective({"kl": 1.0, "ce": 1.0}), stream.data.teachers, 1.0, student)
     sums = {teacher.name: _Sums() for teacher in stream.data.teachers}
     cross_entropy, num_tokens, num_bytes = 0.0, 0, 0
     for bins in stream.held_out(batch_sequences):

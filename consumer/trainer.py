@@ -16,10 +16,10 @@ from typing import Protocol
 
 import torch
 
+from logitstore.consumer.batch_loss import BatchLoss
 from logitstore.consumer.batches import Batch
 from logitstore.consumer.checkpoint import Progress, load_checkpoint, save_checkpoint
 from logitstore.consumer.evaluation import evaluate
-from logitstore.consumer.loss import DistillationLoss
 from logitstore.consumer.metrics import Metrics
 from logitstore.consumer.objectives import Objective
 from logitstore.consumer.schedules import learning_rate_factor
@@ -91,7 +91,7 @@ class Trainer:
         self._slice_sequences = _slice_sequences(config, stream)
         student.check_length(stream.config.sequence_length)
         student.model.to(device).train()  # type: ignore[arg-type]
-        self.loss = DistillationLoss(objective, stream.data.teachers, config.temperature, student)
+        self.loss = BatchLoss(objective, stream.data.teachers, config.temperature, student)
         self.optimizer = torch.optim.AdamW(
             _decay_groups(student.model, config.weight_decay),
             lr=config.lr,

@@ -12,7 +12,7 @@ from functools import cached_property
 
 import numpy as np
 import torch
-from test_loss import dense_logits
+from test_batch_loss import dense_logits
 from torch import Tensor
 
 from logitstore.alignment_parts import read_pairs

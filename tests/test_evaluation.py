@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 from small_store import SmallStore, make_student, open_stream
-from test_loss import dense_logits, dense_loss
+from test_batch_loss import dense_logits, dense_loss
 
+from logitstore.consumer.batch_loss import BatchLoss
 from logitstore.consumer.evaluation import evaluate
-from logitstore.consumer.loss import DistillationLoss
 from logitstore.consumer.objectives import parse_objective
 from logitstore.consumer.projection import class_of, student_groups
 from logitstore.consumer.student import Student
@@ -55,7 +55,7 @@ def test_evaluate_measures_each_teacher_at_temperature_one(
             model = copy.deepcopy(student.model).double()
             teacher, columns = plain.collate(bins).teachers[0], plain.data.teachers[0]
             kl += dense_loss(model, plain, bins, "kl", 1.0)[1][f"kl/{columns.name}"].item()
-            measure = DistillationLoss(parse_objective("kl"), plain.data.teachers, 1.0, student)
+            measure = BatchLoss(parse_objective("kl"), plain.data.teachers, 1.0, student)
             num_spoken += int(measure(student, plain.collate(bins)).num_spoken[f"kl/{columns.name}"])
             has_row = teacher.has_row
             likeliest = dense_logits(model, bins).argmax(-1)

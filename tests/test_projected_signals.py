@@ -12,7 +12,7 @@ import pytest
 import torch
 from cross_store import STEP_NATS, CrossStore
 from terminal import Ran, run_here
-from test_loss import gradients
+from test_batch_loss import gradients
 from test_terms import measured
 
 from logitstore.consumer.batches import Batch

@@ -15,11 +15,11 @@ from cross_store import CrossStore
 from dense_terms import Word, dense_loss, words
 from small_store import Silent
 from terminal import run_here
-from test_loss import assert_gradients_close, gradients
+from test_batch_loss import assert_gradients_close, gradients
 from test_terms import measured
 
+from logitstore.consumer.batch_loss import BatchLoss
 from logitstore.consumer.batches import Batch
-from logitstore.consumer.loss import DistillationLoss
 from logitstore.consumer.objectives import TEACHER_WEIGHTINGS, Objective
 from logitstore.consumer.stream import PlacedBin, Stream
 from logitstore.consumer.teacher_weighting import teacher_shares
@@ -150,7 +150,7 @@ def test_a_run_on_teachers_of_mixed_tokenizers_agrees_with_plain_loops(
 def test_shares_of_tokens_are_refused_for_spans_that_differ(cross: CrossStore, tmp_path: Path, term: str) -> None:
     student, (stream, *_) = cross.student(tmp_path, "a"), first_batch(cross, "a")
     with pytest.raises(ConfigError, match=f"{term} charges a span .* use static"):
-        DistillationLoss(Objective({term: 1.0}, teacher_weighting="ce"), stream.data.teachers, 1.0, student)
+        BatchLoss(Objective({term: 1.0}, teacher_weighting="ce"), stream.data.teachers, 1.0, student)
 
 
 def test_an_unknown_weighting_is_refused() -> None:
@@ -162,7 +162,7 @@ def test_metrics_of_each_teacher_are_means_over_charged_tokens(cross: CrossStore
     objective = Objective({"kl": 0.6, "first_byte_kl": 0.2, "ce": 0.2}, teacher_weighting="ce")
     student, (stream, _, batch) = cross.student(tmp_path, "a"), first_batch(cross, "a")
     with torch.no_grad():
-        expected = DistillationLoss(objective, stream.data.teachers, 1.0, student)(student, batch)
+        expected = BatchLoss(objective, stream.data.teachers, 1.0, student)(student, batch)
     config = TrainerConfig(max_steps=2, log_every=1, micro_batch_tokens=64)
     folder = tmp_path / "run"
     folder.mkdir()
@@ -199,5 +199,5 @@ def test_scores_that_are_not_stored_are_refused_before_training(cross: CrossStor
     bare = (stream.data.teachers[0], replace(stream.data.teachers[1], scalars=None))
     objective = Objective({"kl": 1.0}, teacher_weighting="entropy")
     with pytest.raises(ConfigError, match=r"entropy: teacher 'b' has no scalars .*or weigh by ce or max_prob"):
-        DistillationLoss(objective, bare, 1.0, student)
-    DistillationLoss(replace(objective, teacher_weighting="max_prob"), bare, 1.0, student)
+        BatchLoss(objective, bare, 1.0, student)
+    BatchLoss(replace(objective, teacher_weighting="max_prob"), bare, 1.0, student)

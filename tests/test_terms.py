@@ -12,12 +12,12 @@ from cross_store import CrossStore
 from dense_terms import DenseLoss, dense_loss
 from small_store import SEQUENCE_LENGTH, SmallStore, make_student, open_stream
 from terminal import run_here
-from test_loss import assert_gradients_close, gradients
+from test_batch_loss import assert_gradients_close, gradients
 from torch import Tensor
 from torch.nn.functional import pad
 
+from logitstore.consumer.batch_loss import BatchLoss, LossSums
 from logitstore.consumer.batches import Batch
-from logitstore.consumer.loss import DistillationLoss, LossSums
 from logitstore.consumer.objectives import OVER_TEACHER_TOKENS, Objective
 from logitstore.consumer.stream import PlacedBin, Stream
 from logitstore.consumer.student import Student
@@ -39,7 +39,7 @@ def objective_of(term: str, **weights: float) -> Objective:
 
 def measured(student: Student, stream: Stream, batch: Batch, objective: Objective, temperature: float) -> LossSums:
     student.model.zero_grad()
-    found = DistillationLoss(objective, stream.data.teachers, temperature, student)(student, batch)
+    found = BatchLoss(objective, stream.data.teachers, temperature, student)(student, batch)
     found.total.backward()
     return found
 
@@ -113,7 +113,7 @@ def test_terms_of_a_batch_are_the_sums_of_its_slices(cross: CrossStore, tmp_path
     bins, objective = next(iter(stream)), objective_of(term, ce=0.1)
     whole = measured(student, stream, stream.collate(bins), objective, 1.0)
     expected = gradients(student.model)
-    loss, total = DistillationLoss(objective, stream.data.teachers, 1.0, student), 0.0
+    loss, total = BatchLoss(objective, stream.data.teachers, 1.0, student), 0.0
     student.model.zero_grad()
     pieces = [(block, (piece,)) for block, pieces in bins for piece in pieces]
     assert len(pieces) > 1
@@ -193,7 +193,7 @@ def test_every_token_is_charged_exactly_once_by_each_term(
     # Terms that charge a span at one token do not go with shares that vary from token to token.
     others = {"gold": 1.0, "chunk_likelihood": 0.25} if weighting == "static" else {"xtoken_pkl": 1.0, "kl": 0.25}
     objective = Objective({"uld": 0.5, "ce": 2.0, **others}, teacher_weighting=weighting)
-    loss, seen = DistillationLoss(objective, stream.data.teachers, 1.0, student), set[str]()
+    loss, seen = BatchLoss(objective, stream.data.teachers, 1.0, student), set[str]()
 
     def of_one(name: str, term: Term) -> Term:
         def charge(head: StudentHead, batch: Batch, teacher: TeacherBatch) -> Charge:
@@ -221,7 +221,7 @@ def test_every_token_is_charged_exactly_once_by_each_term(
 def test_terms_by_rank_refuse_signals_without_ranks(small: SmallStore, tmp_path: Path, term: str) -> None:
     student, stream = make_student(small, tmp_path, "other"), open_stream(small, "other", selection="threshold")
     with pytest.raises(ConfigError, match=rf"{term} pairs tokens by rank, .*threshold.*--select topk:64"):
-        DistillationLoss(objective_of(term), stream.data.teachers, 1.0, student)
+        BatchLoss(objective_of(term), stream.data.teachers, 1.0, student)
 
 
 @pytest.mark.parametrize("term", ["uld", "gold", "xtoken_hkl"])
@@ -244,11 +244,9 @@ def test_chunks_without_scalars_are_compared_on_request_only(cross: CrossStore, 
     whole = stream.data.teachers
     bare = tuple(replace(teacher, scalars=None) for teacher in whole)
     with pytest.raises(ConfigError, match=r"mass of a boundary, and teacher 'a' has no scalars.*--no-debias"):
-        DistillationLoss(objective_of("chunk_likelihood"), bare, 1.0, student)
+        BatchLoss(objective_of("chunk_likelihood"), bare, 1.0, student)
     batch = stream.collate(next(iter(stream)))
-    found, expected = (
-        DistillationLoss(objective_of(BIASED), each, 1.0, student)(student, batch) for each in (bare, whole)
-    )
+    found, expected = (BatchLoss(objective_of(BIASED), each, 1.0, student)(student, batch) for each in (bare, whole))
     assert found.total.item() == expected.total.item()
 
 
@@ -258,4 +256,4 @@ def test_chunks_are_not_compared_by_classes_alone(cross: CrossStore, tmp_path: P
     with pytest.raises(
         ConfigError, match=r"log-probs of the text, .*teacher 'a' has no scalars.*--signals scalars,sparse$"
     ):
-        DistillationLoss(objective_of(BIASED), bare, 1.0, student)
+        BatchLoss(objective_of(BIASED), bare, 1.0, student)

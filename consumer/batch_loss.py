@@ -29,7 +29,7 @@ class LossSums:
     """How many tokens each ``<term>/<teacher>`` is the sum of."""
 
 
-class DistillationLoss:
+class BatchLoss:
     """The objective on a student's hidden states and the teachers' words.
 
     Every token is charged in full, once by each term: a teacher's share of a token that it cannot speak of goes to the

@@ -14,8 +14,8 @@ from cross_store import CrossStore
 from small_store import SEQUENCE_LENGTH, SmallStore, make_student, open_stream
 from torch import Tensor
 
+from logitstore.consumer.batch_loss import BatchLoss, LossSums
 from logitstore.consumer.batches import Batch
-from logitstore.consumer.loss import DistillationLoss, LossSums
 from logitstore.consumer.objectives import parse_objective
 from logitstore.consumer.projection import student_groups
 from logitstore.consumer.rows import TeacherRows
@@ -185,7 +185,7 @@ def dense_kl(q: Tensor, rows: TeacherRows, n: int) -> Tensor:
 
 
 def measured(student: Student, stream: Stream, batch: Batch, objective: str, temperature: float) -> LossSums:
-    loss = DistillationLoss(parse_objective(objective), stream.data.teachers, temperature, student)
+    loss = BatchLoss(parse_objective(objective), stream.data.teachers, temperature, student)
     student.model.zero_grad()
     found = loss(student, batch)
     found.total.backward()
@@ -282,7 +282,7 @@ def test_loss_is_the_sum_of_its_slices(small: SmallStore, tmp_path: Path, tokeni
     """With one denominator, accumulation over any slices is the whole batch."""
     student, stream = make_student(small, tmp_path, tokenizer), open_stream(small, tokenizer)
     bins = next(iter(stream))
-    loss = DistillationLoss(parse_objective("kl:0.9,ce:0.1"), stream.data.teachers, 1.0, student)
+    loss = BatchLoss(parse_objective("kl:0.9,ce:0.1"), stream.data.teachers, 1.0, student)
     whole = measured(student, stream, stream.collate(bins), "kl:0.9,ce:0.1", 1.0)
     expected = gradients(student.model)
     for size in (1, 3):
