@@ -5,8 +5,9 @@ Shapes: B sequences, L their length, N charged tokens.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
-from typing import Any, TypeVar
+from collections.abc import Callable
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import Any, Self, TypeVar
 
 import numpy as np
 import torch
@@ -14,8 +15,7 @@ from torch import Tensor
 
 from logitstore.consumer.bins import Bin
 from logitstore.consumer.data import TrainingBlock
-from logitstore.consumer.rows import TeacherRows
-from logitstore.consumer.teacher_batches import SpanBatch, TeacherBatch, teacher_batch
+from logitstore.consumer.teacher_batches import TeacherBatch, teacher_batch
 
 
 @dataclass(frozen=True)
@@ -44,8 +44,17 @@ class Batch:
     def num_charged(self) -> int:
         return len(self.targets)
 
-    def to(self, device: torch.device | str) -> Batch:
-        return _moved(self, device)
+    def to(self, device: torch.device | str, *, non_blocking: bool = False) -> Self:
+        return _mapped(self, lambda tensor: tensor.to(device, non_blocking=non_blocking))
+
+    def pin_memory(self) -> Self:
+        """What a ``DataLoader`` calls for batches on their way to a GPU."""
+        return _mapped(self, Tensor.pin_memory)
+
+
+def count_charged(bins: list[tuple[TrainingBlock, Bin]]) -> int:
+    """How many tokens of these bins carry a loss, without making their batch."""
+    return sum(int(block.charged[piece.begin + 1 : piece.end].sum()) for block, pieces in bins for piece in pieces)
 
 
 def collate(
@@ -96,18 +105,17 @@ def collate(
     )
 
 
-_Part = TypeVar("_Part", Batch, TeacherBatch, SpanBatch)
+_Part = TypeVar("_Part")
 
 
-def _moved(part: _Part, device: torch.device | str) -> _Part:
-    """The same with all that it holds on another device."""
-    there: dict[str, Any] = {}
-    for field in fields(part):
-        value = getattr(part, field.name)
-        if isinstance(value, Tensor | TeacherRows):
-            there[field.name] = value.to(device)
-        elif isinstance(value, SpanBatch):
-            there[field.name] = _moved(value, device)
-        elif isinstance(value, tuple):
-            there[field.name] = tuple(_moved(each, device) for each in value)
-    return replace(part, **there)
+def _mapped(part: _Part, change: Callable[[Tensor], Tensor]) -> _Part:
+    """The same with all tensors that it holds changed."""
+    found: Any = part
+    if isinstance(part, Tensor):
+        found = change(part)
+    elif isinstance(part, tuple):
+        found = tuple(_mapped(each, change) for each in part)
+    elif is_dataclass(part) and not isinstance(part, type):
+        values = {field.name: _mapped(getattr(part, field.name), change) for field in fields(part)}
+        found = replace(part, **values)
+    return found

@@ -98,10 +98,14 @@ class Stream:
 
     def __iter__(self) -> Iterator[list[PlacedBin]]:
         """Global batches, as bins. After taking one, ``state`` says where the next one starts."""
+        return self.until(None)
+
+    def until(self, end: int | None) -> Iterator[list[PlacedBin]]:
+        """The same up to where epoch ``end`` begins, from wherever the stream stands; None: without end."""
         reader = ThreadPoolExecutor(_BLOCKS_AT_ONCE, thread_name_prefix="blocks")
         try:
             pending, num_fruitless = self._load_group(reader, self.state), 0
-            while True:
+            while end is None or self.state.epoch < end:
                 here, following = self.state, self._after_group(self.state)
                 blocks = [future.result() for future in pending]
                 pending = self._load_group(reader, following)

@@ -108,6 +108,16 @@ class Student:
         return cls._of(model, tokenizer, tokenizer_folder, config_file, chat_template)
 
     @classmethod
+    def of(cls, model: PreTrainedModel, tokenizer: Tokenizer) -> Student:
+        """A model that is at hand, on whatever device and of whatever dtype.
+
+        Raises:
+            ModelError: its logits are not its head's output on its hidden states, or its attention cannot be packed.
+            TokenizerError: the tokenizer has ids that the model does not.
+        """
+        return cls._of(model, tokenizer, None, type(model).__name__, None)
+
+    @classmethod
     def _of(
         cls,
         model: PreTrainedModel,
@@ -116,6 +126,8 @@ class Student:
         where: str,
         chat_template: str | None,
     ) -> Student:
+        if model.get_output_embeddings() is None:
+            raise ModelError(f"{where}: it has no head over a vocabulary: expected a causal language model")
         vocabulary = model.get_output_embeddings().weight.shape[0]
         if tokenizer.vocab_size > vocabulary:
             raise TokenizerError(
@@ -167,18 +179,19 @@ class Student:
         """That head and hidden states are the model, and that packed documents do not see each other."""
         training = self.model.training
         self.model.eval()
-        ids = torch.arange(2, 2 + _CHECK_TOKENS)[None] % self.head.shape[0]
-        positions = torch.arange(_CHECK_TOKENS // 2)[None]
+        ids = torch.arange(2, 2 + _CHECK_TOKENS, device=self.head.device)[None] % self.head.shape[0]
+        positions = torch.arange(_CHECK_TOKENS // 2, device=self.head.device)[None]
         alone = [self._logits(half, positions) for half in ids.split(_CHECK_TOKENS // 2, 1)]
         whole = self.model(input_ids=ids[:, : _CHECK_TOKENS // 2], use_cache=False).logits
         packed = self._logits(ids, positions.repeat(1, 2))
         self.model.train(training)
-        if whole.shape != alone[0].shape or not torch.allclose(whole, alone[0], rtol=1e-3, atol=1e-3):
+        tolerance = max(1e-3, 8 * torch.finfo(whole.dtype).eps)
+        if whole.shape != alone[0].shape or not torch.allclose(whole, alone[0], rtol=tolerance, atol=tolerance):
             raise ModelError(
                 f"{where}: its head applied to its hidden states does not give its logits: this architecture does "
                 "something after the head that logitstore does not know; please report it"
             )
-        if not torch.allclose(packed, torch.cat(alone, 1), rtol=1e-3, atol=1e-3):
+        if not torch.allclose(packed, torch.cat(alone, 1), rtol=tolerance, atol=tolerance):
             raise ModelError(
                 f"{where}: packed documents see each other; this architecture's attention cannot be packed with its "
                 "SDPA implementation"
