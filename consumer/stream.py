@@ -7,7 +7,7 @@ resumed run sees exactly what it would have seen.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -100,7 +100,7 @@ class Stream:
         """Global batches, as bins. After taking one, ``state`` says where the next one starts."""
         return self.until(None)
 
-    def until(self, end: int | None) -> Iterator[list[PlacedBin]]:
+    def until(self, end: int | None) -> Generator[list[PlacedBin], None, None]:
         """The same up to where epoch ``end`` begins, from wherever the stream stands; None: without end."""
         reader = ThreadPoolExecutor(_BLOCKS_AT_ONCE, thread_name_prefix="blocks")
         try:
